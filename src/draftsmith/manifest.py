@@ -1,0 +1,229 @@
+"""Provenance and atomic writes: how every stage leaves its files.
+
+A stage writes into its own folder and, last of all, `manifest.json`. A folder with a valid manifest is finished; one
+without is half done and the stage goes on from what is there. Nothing is ever written in place: temporary name, fsync, rename.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from draftsmith import __version__
+from draftsmith.errors import EnvironmentFailed
+
+SCHEMA = 1
+MANIFEST = "manifest.json"
+
+
+# --- atomic writes ---------------------------------------------------------------------------------------------------
+
+
+def fsync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def temporary_path(path: Path) -> Path:
+    """Where to write `path` before `commit`: same folder, so that the rename is atomic."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def commit(temporary: Path, path: Path) -> None:
+    """fsync `temporary` and rename it to `path`."""
+    with temporary.open("rb") as file:
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    fsync_folder(path.parent)
+
+
+def atomic_write_bytes(path: Path, content: bytes) -> None:
+    """Write a whole file, or leave the old one untouched."""
+    temporary = temporary_path(path)
+    try:
+        temporary.write_bytes(content)
+        commit(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise EnvironmentFailed(f"cannot write {path}: {error.strerror}", hint="free some disk space or choose another run folder") from error
+
+
+def atomic_write_text(path: Path, content: str) -> None:
+    atomic_write_bytes(path, content.encode())
+
+
+def atomic_write_json(path: Path, content: Any) -> None:
+    atomic_write_text(path, json.dumps(content, indent=2, sort_keys=False) + "\n")
+
+
+@contextmanager
+def atomic_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder beside `folder`; on a clean exit it replaces `folder`, otherwise it is removed."""
+    new = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir(parents=True)
+    try:
+        yield new
+        for file in new.rglob("*"):
+            if file.is_file():
+                with file.open("rb") as handle:
+                    os.fsync(handle.fileno())
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(new, folder)
+        fsync_folder(folder.parent)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def append_jsonl(path: Path, row: Mapping[str, Any]) -> None:
+    """Append one JSON line and flush it, so that a killed process keeps every line before it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+        file.flush()
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """All whole lines of a JSONL file; a last line cut short by a kill is dropped. A missing file has no lines."""
+    if not path.exists():
+        return []
+    rows: list[dict[str, Any]] = []
+    lines = path.read_text().split("\n")
+    for number, line in enumerate(lines):
+        if not line:
+            continue
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            if number != len(lines) - 1:
+                raise EnvironmentFailed(f"{path}: line {number + 1} is not JSON", hint="delete the stage's folder and run again") from None
+    return rows
+
+
+# --- hashes ----------------------------------------------------------------------------------------------------------
+
+
+def sha256_bytes(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def sha256_file(path: Path) -> str:
+    """Hex digest of a file, read in 1 MiB blocks."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def canonical_hash(content: Any) -> str:
+    """Digest of JSON-able data that does not depend on key order."""
+    return sha256_bytes(json.dumps(content, sort_keys=True, separators=(",", ":"), default=str).encode())
+
+
+# --- provenance ------------------------------------------------------------------------------------------------------
+
+
+@cache
+def hardware() -> dict[str, Any]:
+    """CPU model, cores, memory and GPUs of this machine."""
+    cpu = next(
+        (line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")),
+        platform.processor(),
+    )
+    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    gpus: list[str] = []
+    if shutil.which("nvidia-smi"):
+        query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+        gpus = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False).stdout.strip().splitlines()
+    return {"cpu": cpu, "cores": len(os.sched_getaffinity(0)), "memory_gib": round(memory_gib, 1), "gpus": gpus, "os": platform.platform()}
+
+
+@cache
+def tool_versions() -> dict[str, str]:
+    """Versions of Draftsmith and of the packages that can change a result; the git commit when run from a checkout."""
+    versions = {"draftsmith": __version__, "python": platform.python_version()}
+    for package in ("torch", "transformers", "tokenizers", "safetensors", "numpy", "scipy"):
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = "absent"
+    root = Path(__file__).resolve().parents[2]
+    if (root / ".git").exists():
+        git = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
+        versions["git"] = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    return versions
+
+
+@dataclass
+class Manifest:
+    """What a finished stage says about itself. Times are Unix seconds."""
+
+    stage: str
+    config: dict[str, Any]
+    inputs: dict[str, str]  # stage name -> digest of its manifest's identity
+    outputs: dict[str, str]  # file name inside the folder -> sha256
+    summary: dict[str, Any] = field(default_factory=dict)
+    provenance: dict[str, Any] = field(default_factory=dict)
+    started: float = 0.0
+    finished: float = 0.0
+    active_s: float = 0.0  # work time over all starts of this stage, without the pauses between them
+    schema: int = SCHEMA
+
+    @property
+    def key(self) -> str:
+        """Digest of what the result depends on: stage, config, inputs. Equal keys mean that the work need not be done again."""
+        return stage_key(self.stage, self.config, self.inputs)
+
+    @property
+    def identity(self) -> str:
+        """Digest of the result itself, for the stages that read it."""
+        return canonical_hash({"key": self.key, "outputs": self.outputs})
+
+    def write(self, folder: Path) -> None:
+        self.finished = time.time()
+        self.provenance = {"tools": tool_versions(), "hardware": hardware(), **self.provenance}
+        atomic_write_json(folder / MANIFEST, asdict(self))
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest | None:
+        """The manifest in `folder`, or None when the stage has not finished there."""
+        path = folder / MANIFEST
+        if not path.exists():
+            return None
+        content = json.loads(path.read_text())
+        if content.get("schema") != SCHEMA:
+            raise EnvironmentFailed(f"{path}: schema {content.get('schema')}, this version reads {SCHEMA}", hint="use a new run folder")
+        return cls(**content)
+
+    def damaged(self, folder: Path) -> list[str]:
+        """Names of output files that are missing or no longer have the recorded digest."""
+        return [name for name, digest in self.outputs.items() if not (folder / name).is_file() or sha256_file(folder / name) != digest]
+
+
+def stage_key(stage: str, config: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
+    """Digest of stage, config and inputs (see Manifest.key)."""
+    return canonical_hash({"stage": stage, "config": dict(config), "inputs": dict(inputs)})
+
+
+def hash_outputs(folder: Path) -> dict[str, str]:
+    """sha256 of every finished file under `folder`, except the manifest, logs and temporary files."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    kept = [file for file in files if file.name != MANIFEST and file.suffix != ".log" and not file.name.startswith(".")]
+    return {str(file.relative_to(folder)): sha256_file(file) for file in kept}

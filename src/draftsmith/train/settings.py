@@ -1,0 +1,22 @@
+"""Settings of the train stage."""
+
+from pydantic import Field
+
+from draftsmith.settings import Settings
+
+
+class TrainSettings(Settings):
+    """One training run. It ends after `budget_s` of work (summed over restarts) or `epochs`, whichever comes first."""
+
+    budget_s: float = 300.0
+    epochs: int = 100
+    ttt_steps: int = Field(default=3, ge=1, description="training-time-test steps: how deep the drafter learns on its own features")
+    step_decay: float = 0.8
+    tokens_per_batch: int = 2048
+    learning_rate: float = 1.5e-3
+    warmup_share: float = 0.03
+    weight_decay: float = 0.01
+    max_grad_norm: float = 1.0
+    checkpoint_every_s: float = 30.0
+    evaluate_every_s: float = 60.0
+    seed: int = 0
