@@ -1,0 +1,1 @@
+"""Makes `tests/` importable, so that tests share `mock_server`."""

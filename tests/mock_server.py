@@ -1,0 +1,190 @@
+"""A small OpenAI/vLLM-like server for tests: known token rate, acceptance counters on /metrics, faults on demand.
+
+It runs in a thread of its own, so a test can drive the blocking client. It exists to inject faults and known truths;
+whatever can be tested on a real engine is tested there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+EOS = 2
+FAULTS = ("http_500", "reset", "stall", "cut", "error_event", "no_usage", "short", "abort", "die", "lost_ids")
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """How the server answers. Times in seconds.
+
+    accepted: drafts accepted in each round, repeated over a request's rounds; empty means plain decoding, one token a step.
+    faults: prompt's first token id -> one of FAULTS.   answer_tokens: where a request without ignore_eos stops (None: max_tokens).
+    first_chunk: tokens held back for the first chunk.   empty_chunks: an empty chunk follows every chunk.
+    """
+
+    step_s: float = 0.001
+    prefill_s: float = 0.0
+    accepted: tuple[int, ...] = ()
+    depth: int = 0
+    answer_tokens: int | None = None
+    first_chunk: int = 1
+    empty_chunks: bool = False
+    faults: Mapping[int, str] = field(default_factory=dict)
+    slow_down: Callable[[int], float] = lambda in_flight: 1.0  # step time factor by requests in flight
+
+
+class MockServer:
+    """`with MockServer(Behaviour()) as server:` serves at `server.url`; `server.seen` holds the request bodies."""
+
+    def __init__(self, behaviour: Behaviour | None = None) -> None:
+        self.behaviour = behaviour or Behaviour()
+        self.seen: list[dict] = []
+        self.tokens = self.rounds = self.in_flight = self.most_in_flight = 0
+        self.reached = [0] * self.behaviour.depth
+        self.url = ""
+        self.loop = asyncio.new_event_loop()
+        self.up = threading.Event()
+        self.thread = threading.Thread(target=self.serve, daemon=True)
+
+    def __enter__(self) -> MockServer:
+        self.thread.start()
+        assert self.up.wait(10)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.thread.is_alive():
+            self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join(10)
+
+    def serve(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        app = web.Application()
+        app.router.add_post("/v1/completions", self.completions)
+        app.router.add_get("/metrics", self.metrics)
+        app.router.add_get("/health", self.health)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        self.loop.run_until_complete(runner.setup())
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        self.loop.run_until_complete(site.start())
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        self.up.set()
+        self.loop.run_forever()
+        self.loop.run_until_complete(runner.cleanup())
+        self.loop.close()
+
+    async def health(self, _: web.Request) -> web.Response:
+        return web.Response()
+
+    def metrics_text(self) -> str:
+        """Prometheus text with vLLM's names; no acceptance counters when plain."""
+        lines = [f'vllm:generation_tokens_total{{engine="0"}} {float(self.tokens)}']
+        if self.behaviour.accepted:
+            lines.append(f'vllm:spec_decode_num_drafts_total{{engine="0"}} {float(self.rounds)}')
+            lines.append(f'vllm:spec_decode_num_draft_tokens_total{{engine="0"}} {float(self.rounds * self.behaviour.depth)}')
+            lines.append(f'vllm:spec_decode_num_accepted_tokens_total{{engine="0"}} {float(sum(self.reached))}')
+            for i, n in enumerate(self.reached):
+                lines.append(f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",position="{i}"}} {float(n)}')
+        return "\n".join(lines) + "\n"
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        return web.Response(text=self.metrics_text())
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.seen.append(body)
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        try:
+            return await self.answer(request, body)
+        finally:
+            self.in_flight -= 1
+
+    def answer_ids(self, body: dict, fault: str) -> list[int]:
+        """The greedy answer: a function of the prompt alone."""
+        length = body["max_tokens"]
+        if self.behaviour.answer_tokens is not None and not body["ignore_eos"]:
+            length = min(length, self.behaviour.answer_tokens)
+        if fault == "short":
+            length = max(1, length // 2)
+        return [3 + (7 * sum(body["prompt"]) + i) % 1000 for i in range(length)]
+
+    async def answer(self, request: web.Request, body: dict) -> web.StreamResponse:
+        fault = self.behaviour.faults.get(body["prompt"][0], "")
+        if fault == "http_500":
+            return web.json_response({"error": {"message": "boom"}}, status=500)
+        ids = self.answer_ids(body, fault)
+        reason = {"abort": "abort", "short": "stop"}.get(fault, "length" if len(ids) == body["max_tokens"] else "stop")
+        if not body["stream"]:
+            async for _ in self.decode(ids):
+                pass
+            return web.json_response({"choices": [choice(ids, reason)], "usage": usage(body, len(ids))})
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        sent = 0
+        async for count in self.decode(ids):
+            if fault and sent >= len(ids) // 2:
+                if fault == "cut":
+                    return response
+                if fault == "reset" or fault == "die":
+                    assert request.transport is not None
+                    request.transport.abort()
+                    if fault == "die":
+                        self.loop.call_soon(self.loop.stop)
+                    return response
+                if fault == "stall":
+                    await asyncio.sleep(3600)
+                if fault == "error_event":
+                    await send(response, {"error": {"message": "engine died", "code": 500}})
+                    return response
+            held = ids[sent:count]
+            shown = held[1:] if fault == "lost_ids" and sent == 0 else held
+            last = reason if count == len(ids) else None
+            await send(response, {"choices": [choice(shown, last)], **({} if fault == "no_usage" else {"usage": usage(body, count)})})
+            if self.behaviour.empty_chunks:
+                await send(response, {"choices": [choice([], None)], "usage": usage(body, count)})
+            sent = count
+        if fault != "no_usage":
+            await send(response, {"choices": [], "usage": usage(body, len(ids))})
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def decode(self, ids: list[int]):
+        """Yield the number of tokens decoded so far, at the moments when a chunk is due, and keep the counters."""
+        shape = self.behaviour
+        await asyncio.sleep(shape.prefill_s)
+        count, round_number = 1, 0
+        self.tokens += 1
+        held_back = shape.first_chunk
+        if count >= held_back or count == len(ids):
+            yield count
+        while count < len(ids):
+            await asyncio.sleep(shape.step_s * shape.slow_down(self.in_flight))
+            step = 1
+            if shape.accepted:
+                hits = shape.accepted[round_number % len(shape.accepted)]
+                round_number += 1
+                self.rounds += 1
+                for i in range(hits):
+                    self.reached[i] += 1
+                step = min(hits + 1, len(ids) - count)
+            count += step
+            self.tokens += step
+            if count >= held_back or count == len(ids):
+                yield count
+
+
+def choice(ids: list[int], reason: str | None) -> dict:
+    return {"index": 0, "text": "".join(f" t{i}" for i in ids), "token_ids": ids, "finish_reason": reason}
+
+
+def usage(body: dict, count: int) -> dict:
+    return {"prompt_tokens": len(body["prompt"]), "completion_tokens": count, "total_tokens": len(body["prompt"]) + count}
+
+
+async def send(response: web.StreamResponse, content: dict) -> None:
+    await response.write(b"data: " + json.dumps(content).encode() + b"\n\n")
