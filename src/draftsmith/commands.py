@@ -1,0 +1,132 @@
+"""What each command does. A handler returns (JSON document, text for stdout, exit code) and imports what it needs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from draftsmith.flow import Outcome, Planned
+    from draftsmith.job import Job
+    from draftsmith.recipe import Recipe
+
+Answer = tuple[Any, str, int]
+Handler = Callable[[argparse.Namespace], Answer]
+
+# --- recipes ---------------------------------------------------------------------------------------------------------
+
+
+def open_recipe(args: argparse.Namespace) -> tuple[Recipe, Job]:
+    """The recipe with its overrides, and the job in its run folder."""
+    from draftsmith.flow import make_job
+    from draftsmith.job import Talk
+    from draftsmith.recipe import load_recipe
+
+    recipe = load_recipe(args.recipe, args.overrides)
+    return recipe, make_job(recipe, args.run_folder or Path("runs") / recipe.name, Talk(quiet=args.quiet))
+
+
+def run_recipe(args: argparse.Namespace) -> Answer:
+    from draftsmith import flow
+
+    recipe, job = open_recipe(args)
+    if args.dry_run:
+        return show_plan(flow.plan(recipe, job, flow.selection(args.until)))
+    return show_outcome(flow.run(recipe, job, args.until))
+
+
+def run_stage(args: argparse.Namespace) -> Answer:
+    from draftsmith import flow
+
+    recipe, job = open_recipe(args)
+    if args.dry_run:
+        return show_plan(flow.plan(recipe, job, [args.command]))
+    return show_outcome(flow.run_one(args.command, recipe, job))
+
+
+def show_outcome(outcome: Outcome) -> Answer:
+    """Folders of what was made, the gate, and the verdict as the last line."""
+    lines = []
+    if outcome.exit_code:
+        lines.append(f"gate {outcome.summary('bench')['gate']}: exit code {outcome.exit_code}")
+    if outcome.verdict:
+        lines.append(f"report: {outcome.run / 'report' / 'report.html'}")
+        lines.append(outcome.verdict)
+    return outcome.as_dict(), "\n".join(lines), outcome.exit_code
+
+
+def show_plan(lines: Sequence[Planned]) -> Answer:
+    """A table with one line per stage and the total."""
+    costs = [{"launches": line.plan.launches, "bytes": line.plan.bytes, "seconds": line.plan.seconds} for line in lines]
+    total = {name: sum(cost[name] for cost in costs) for name in ("launches", "bytes", "seconds")}
+    text = [f"{'stage':10} {'state':9} {'launches':>8} {'disk':>10} {'time':>6}  note"]
+    text += [row(line.stage, line.state, cost, line.plan.note) for line, cost in zip(lines, costs, strict=True)]
+    text.append(row("total", "", total, "estimates; nothing was done"))
+    plan = [{"stage": line.stage, "state": line.state, **cost, "note": line.plan.note} for line, cost in zip(lines, costs, strict=True)]
+    return {"plan": plan, "total": total}, "\n".join(text), 0
+
+
+def row(stage: str, state: str, cost: Mapping[str, float], note: str) -> str:
+    """One line of the plan; what costs nothing is left blank."""
+    disk = f"{cost['bytes'] / 2**20:.1f} MiB" if cost["bytes"] else ""
+    time = f"{int(cost['seconds']) // 60}:{int(cost['seconds']) % 60:02d}" if cost["seconds"] else ""
+    return f"{stage:10} {state:9} {cost['launches'] or '':>8} {disk:>10} {time:>6}  {note}".rstrip()
+
+
+def show_data(args: argparse.Namespace) -> Answer:
+    from draftsmith.data import show
+
+    document, text = show.show(args.run_folder, args.n)
+    return document, text, 0
+
+
+# --- engines and targets ---------------------------------------------------------------------------------------------
+
+
+def add_engine(args: argparse.Namespace) -> Answer:
+    from draftsmith.engines import environments
+    from draftsmith.job import Talk
+
+    made = environments.add(args.name, Talk(quiet=args.quiet))
+    return made, json.dumps(made, indent=2), 0
+
+
+def list_engines(args: argparse.Namespace) -> Answer:
+    from draftsmith.engines import environments
+
+    rows = environments.list_engines()
+    text = [f"{row['name']:24} {row['state']:9} {row['bytes'] / 2**20:6.0f} MiB  {row['folder']}" for row in rows]
+    known = sorted("==".join(file.stem.rsplit("-", 1)) for file in environments.LOCKS.glob("*.txt"))
+    return {"made": rows, "known": known}, "\n".join([*text, f"can be added: {', '.join(known)}"]), 0
+
+
+def probe_engine(args: argparse.Namespace) -> Answer:
+    from draftsmith.engines import environments
+
+    found = environments.probe(args.name)
+    return found, json.dumps(found, indent=2), 0
+
+
+def remove_engine(args: argparse.Namespace) -> Answer:
+    from draftsmith.engines import environments
+
+    folder = environments.remove(args.name)
+    return {"removed": str(folder)}, f"removed {folder}", 0
+
+
+def fetch_target(args: argparse.Namespace) -> Answer:
+    from draftsmith.engines import environments
+    from draftsmith.job import Talk
+
+    folder = environments.fetch_target(args.name, Talk(quiet=args.quiet))
+    return {"name": args.name, "folder": str(folder)}, str(folder), 0
+
+
+def list_targets(args: argparse.Namespace) -> Answer:
+    from draftsmith.engines import environments
+
+    rows = environments.listed_targets()
+    return rows, "\n".join(f"{row['name']:24} {row['state']}" for row in rows), 0
