@@ -1,0 +1,35 @@
+"""Reading a Prometheus text page: one function, used by every engine."""
+
+from __future__ import annotations
+
+import re
+
+SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)(?:\s+\d+)?$")
+LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
+
+
+def samples(metrics_text: str, name: str) -> list[tuple[dict[str, str], float]]:
+    """(labels, value) of every sample of one metric, in page order."""
+    found = []
+    for line in metrics_text.splitlines():
+        if not line.startswith(name):
+            continue
+        match = SAMPLE.match(line)
+        if match and match["name"] == name:
+            found.append((dict(LABEL.findall(match["labels"] or "")), float(match["value"])))
+    return found
+
+
+def total(metrics_text: str, name: str) -> int | None:
+    """Sum of a counter over all its labels (several engine ranks), or None when the page does not have it."""
+    found = samples(metrics_text, name)
+    return round(sum(value for _, value in found)) if found else None
+
+
+def total_by(metrics_text: str, name: str, label: str) -> dict[str, int]:
+    """Sum of a counter for each value of one label."""
+    totals: dict[str, int] = {}
+    for labels, value in samples(metrics_text, name):
+        if label in labels:
+            totals[labels[label]] = totals.get(labels[label], 0) + round(value)
+    return totals

@@ -1,0 +1,102 @@
+"""One engine process under its supervisor, seen from the command that started it."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from draftsmith.errors import EnvironmentFailed
+
+SUPERVISOR = Path(__file__).with_name("supervisor.py")
+GRACE_S = 1.5  # from SIGTERM to SIGKILL of the engine's tree
+NOT_PASSED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONSTARTUP")  # of the toolkit's interpreter, not of the engine's
+
+
+class EngineProcess:
+    """A supervised process tree. It ends with `stop`, and with this process, however that ends."""
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
+        """Start `argv` with `env` on top of the caller's environment and all output in `log`. Raises EnvironmentFailed."""
+        self.argv = list(argv)
+        self.log = log
+        inherited = {key: value for key, value in os.environ.items() if key not in NOT_PASSED}
+        try:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            log.write_bytes(b"")
+        except OSError as error:
+            raise EnvironmentFailed(f"cannot write the engine's log {log}: {error.strerror}", hint="free some disk space") from error
+        command = [sys.executable, "-I", "-S", str(SUPERVISOR), str(os.getpid()), str(GRACE_S), str(log), *argv]
+        self.supervisor = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**inherited, **env}, start_new_session=True, text=True
+        )
+        self.started = time.monotonic()
+        self.pid = self._read_pid()
+
+    def _read_pid(self) -> int:
+        assert self.supervisor.stdout is not None
+        ready, _, _ = select.select([self.supervisor.stdout], [], [], 30)
+        line = self.supervisor.stdout.readline().strip() if ready else ""
+        word, _, rest = line.partition(" ")
+        if word == "pid":
+            return int(rest)
+        self.stop()
+        raise EnvironmentFailed(
+            f"the engine could not be started: {rest or 'its supervisor said nothing'}", hint="`draftsmith engine list`"
+        )
+
+    def poll(self) -> int | None:
+        """Exit status of the engine, or None while it runs."""
+        return self.supervisor.poll()
+
+    def pids(self) -> list[int]:
+        """The engine and all processes below it."""
+        found, front = [], [self.pid] if self.poll() is None else []
+        while front:
+            found += front
+            front = [child for pid in front for child in children_of(pid)]
+        return found
+
+    def rss_bytes(self) -> int:
+        """Resident memory summed over the tree; pages shared between its processes count once for each."""
+        page = os.sysconf("SC_PAGE_SIZE")
+        return sum(page * resident_pages(pid) for pid in self.pids())
+
+    def ask_to_stop(self) -> None:
+        """Let the supervisor begin to end the tree, without waiting for it."""
+        for pipe in (self.supervisor.stdin, self.supervisor.stdout):
+            if pipe is not None and not pipe.closed:
+                pipe.close()
+
+    def stop(self) -> None:
+        """End the whole tree; returns when it is gone (about two seconds at most). Safe to call again."""
+        self.ask_to_stop()
+        try:
+            self.supervisor.wait(GRACE_S + 5)
+        except subprocess.TimeoutExpired:  # a stuck supervisor: its session is the engine's process group too
+            os.killpg(self.supervisor.pid, signal.SIGKILL)
+            self.supervisor.wait()
+
+
+def children_of(pid: int) -> list[int]:
+    """Direct children of a process over all its threads; none when it is gone."""
+    found: list[int] = []
+    try:
+        for task in Path("/proc", str(pid), "task").iterdir():
+            found += [int(child) for child in (task / "children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return found
+    return found
+
+
+def resident_pages(pid: int) -> int:
+    """Resident pages of one process; 0 when it is gone."""
+    try:
+        return int(Path("/proc", str(pid), "statm").read_text().split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0

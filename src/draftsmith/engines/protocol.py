@@ -1,0 +1,71 @@
+"""What an engine is to the rest of Draftsmith: a command line, an environment, counters on /metrics, and a way to read its log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol
+
+from draftsmith.metrics import Acceptance
+from draftsmith.settings import FlagValue
+
+Arm = Literal["baseline", "speculative"]
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """How a server drafts: `depth` drafts per round from the drafter in `folder`. method: "eagle3"."""
+
+    method: str
+    folder: Path
+    depth: int
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One start of an engine process, engine-neutral. `flags` carry no leading dashes; True is a bare flag, None is left out."""
+
+    arm: Arm
+    target: Path
+    flags: Mapping[str, FlagValue] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    drafting: Drafting | None = None
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        assert (self.arm == "speculative") == (self.drafting is not None), (self.arm, self.drafting)
+
+    def with_(self, **changes: Any) -> Launch:
+        """A copy in which `flags` and `env` are added to the old ones and every other field is replaced."""
+        for name in ("flags", "env"):
+            if name in changes:
+                changes[name] = {**getattr(self, name), **changes[name]}
+        return replace(self, **changes)
+
+
+class Engine(Protocol):
+    """One inference engine. Stateless: everything about a start is in the `Launch`."""
+
+    name: ClassVar[str]
+    served_model: ClassVar[str]
+
+    def argv(self, python: Path, launch: Launch, port: int) -> list[str]:
+        """The command that serves `launch` on `port`. Raises UsageError for a flag that Draftsmith sets itself."""
+        ...
+
+    def env(self, launch: Launch) -> dict[str, str]:
+        """Variables set for the engine on top of the caller's environment."""
+        ...
+
+    def acceptance(self, metrics_text: str, depth: int) -> Acceptance | None:
+        """Cumulative counts since the server started; None when the server does not count per position."""
+        ...
+
+    def generation_tokens(self, metrics_text: str) -> int | None:
+        """Cumulative output tokens since the server started; None when the counter is absent."""
+        ...
+
+    def explain_death(self, log_text: str) -> tuple[str, str]:
+        """(root-cause line, hint) from the log of a process that died."""
+        ...

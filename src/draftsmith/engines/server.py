@@ -1,0 +1,214 @@
+"""Starting engine servers: choose the port, wait until they answer, notice at once when they die, stop them whatever happens."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from draftsmith.engines.flags import fixed_port
+from draftsmith.engines.process import EngineProcess
+from draftsmith.engines.protocol import Engine, Launch
+from draftsmith.errors import EnvironmentFailed
+from draftsmith.job import Talk
+from draftsmith.metrics import Acceptance
+
+POLL_S = 0.1
+HTTP_TIMEOUT_S = 20.0
+LOG_TAIL_BYTES = 400_000
+
+
+class Server:
+    """A running engine server. `ready_s`: seconds from process start to the first healthy answer."""
+
+    def __init__(self, engine: Engine, python: Path, launch: Launch, log: Path) -> None:
+        """Start the process; it does not answer yet. Raises EnvironmentFailed when a fixed port is taken."""
+        self.engine = engine
+        self.launch = launch
+        self.log = log
+        self.host, self.port = address(launch)
+        self.argv = engine.argv(python, launch, self.port)
+        self.env = engine.env(launch)
+        self.ready_s = float("nan")
+        self.process = EngineProcess(self.argv, self.env, log)
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def rss_bytes(self) -> int:
+        """Resident memory of the server's process tree."""
+        return self.process.rss_bytes()
+
+    def get(self, path: str) -> tuple[int, str]:
+        """(status, body) of a GET. Raises EnvironmentFailed with the root cause when the process died, OSError otherwise."""
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=HTTP_TIMEOUT_S)
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return response.status, response.read().decode()
+        except (OSError, http.client.HTTPException) as error:
+            self.check_alive()
+            raise ConnectionError(f"{self.url}{path}: {error!r}") from error
+        finally:
+            connection.close()
+
+    def get_json(self, path: str) -> Any:
+        """A JSON document of the server. Raises EnvironmentFailed when the answer is not 200."""
+        return json.loads(self._page(path))
+
+    def post_json(self, path: str, body: dict[str, Any], timeout_s: float = 120.0) -> Any:
+        """POST a JSON document, return the answer's. Raises EnvironmentFailed when it is not 200 or the server is gone."""
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
+        try:
+            connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            text = response.read().decode()
+        except (OSError, http.client.HTTPException) as error:
+            self.check_alive()
+            raise EnvironmentFailed(f"{self.engine.name} did not answer {path}: {error!r}", hint=f"log: {self.log}") from error
+        finally:
+            connection.close()
+        if response.status != 200:
+            raise EnvironmentFailed(f"{self.engine.name} answered {response.status} to {path}: {text[:300]}", hint=f"log: {self.log}")
+        return json.loads(text)
+
+    def metrics_text(self) -> str:
+        """The /metrics page now."""
+        return self._page("/metrics")
+
+    def acceptance(self, depth: int) -> Acceptance | None:
+        """Cumulative acceptance counts now (difference two calls for a window); None when the server has none."""
+        return self.engine.acceptance(self.metrics_text(), depth)
+
+    def generation_tokens(self) -> int | None:
+        """Cumulative output tokens now."""
+        return self.engine.generation_tokens(self.metrics_text())
+
+    def check_alive(self) -> None:
+        """Raise EnvironmentFailed with the log's root-cause line when the process has ended."""
+        status = self.process.poll()
+        if status is None:
+            return
+        cause, hint = self.engine.explain_death(tail(self.log))
+        how = f"signal {status - 128}" if status > 128 else f"exit status {status}"
+        if status == 128 + 9:
+            hint = "killed from outside, perhaps for lack of memory: lower the cache size or stop other work"
+        raise EnvironmentFailed(f"{self.engine.name} died ({how}): {cause}", hint=f"{hint}; log: {self.log}")
+
+    def stop(self) -> None:
+        """End the server's whole process tree and wait until it is gone."""
+        self.process.stop()
+
+    def is_ready(self) -> bool:
+        """Does /health answer 200? Raises EnvironmentFailed when the process has died."""
+        self.check_alive()
+        try:
+            return self.get("/health")[0] == 200
+        except ConnectionError:
+            return False
+
+    def _page(self, path: str) -> str:
+        try:
+            status, text = self.get(path)
+        except ConnectionError as error:
+            raise EnvironmentFailed(f"{self.engine.name} does not answer: {error}", hint=f"log: {self.log}") from error
+        if status != 200:
+            raise EnvironmentFailed(f"{self.url}{path} answered {status}: {text[:300]}", hint=f"log: {self.log}")
+        return text
+
+
+@contextmanager
+def start(
+    engine: Engine, python: Path, launch: Launch, log: Path, ready_timeout_s: float, talk: Talk | None = None, label: str = ""
+) -> Iterator[Server]:
+    """One ready server for the length of a `with`. Raises EnvironmentFailed when it dies or is not ready in time."""
+    with start_many(engine, python, [launch], [log], ready_timeout_s, talk, label) as servers:
+        yield servers[0]
+
+
+@contextmanager
+def start_many(
+    engine: Engine,
+    python: Path,
+    launches: Sequence[Launch],
+    logs: Sequence[Path],
+    ready_timeout_s: float,
+    talk: Talk | None = None,
+    label: str = "",
+) -> Iterator[list[Server]]:
+    """Several servers started side by side, in the order of `launches`. If one fails, all are stopped."""
+    assert len(launches) == len(logs) and len(set(logs)) == len(logs), (len(launches), logs)
+    talk = talk or Talk(quiet=True)
+    name = f"{engine.name}{f' ({label})' if label else ''}"
+    servers: list[Server] = []
+    try:
+        for launch, log in zip(launches, logs, strict=True):
+            servers.append(Server(engine, python, launch, log))
+        talk.say(f"{name}: starting {len(servers)} server{'s' if len(servers) > 1 else ''}")
+        wait_ready(servers, ready_timeout_s)
+        talk.say(f"{name}: ready after {max(server.ready_s for server in servers):.1f} s")
+        yield servers
+    finally:
+        stop_all(servers)
+
+
+def wait_ready(servers: Sequence[Server], timeout_s: float) -> None:
+    """Poll until every server is healthy, noticing a dead one within POLL_S. Sets `ready_s`. Raises EnvironmentFailed."""
+    waiting = list(servers)
+    while waiting:
+        for server in list(waiting):
+            waited = time.monotonic() - server.process.started
+            if server.is_ready():
+                server.ready_s = time.monotonic() - server.process.started
+                waiting.remove(server)
+            elif waited > timeout_s:
+                last = server.engine.explain_death(tail(server.log))[0]
+                raise EnvironmentFailed(
+                    f"{server.engine.name} was not ready after {waited:.0f} s; last said: {last}",
+                    hint=f"raise engine.ready_timeout_s, or read the log: {server.log}",
+                )
+        if waiting:
+            time.sleep(POLL_S)
+
+
+def stop_all(servers: Sequence[Server]) -> None:
+    """Stop every server: first close all pipes, so that the trees end side by side."""
+    for server in servers:
+        server.process.ask_to_stop()
+    for server in servers:
+        server.stop()
+
+
+def address(launch: Launch) -> tuple[str, int]:
+    """(host to connect to, port). A port in the flags must be free; otherwise the system chooses one. Raises EnvironmentFailed."""
+    host = str(launch.flags.get("host", "127.0.0.1"))
+    connect_to = "127.0.0.1" if host == "0.0.0.0" else host
+    port = fixed_port(launch.flags)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that is only in TIME_WAIT is free
+        try:
+            probe.bind((host, port or 0))
+        except OSError as error:
+            raise EnvironmentFailed(
+                f"cannot use {host}:{port or 'any port'}: {error.strerror}",
+                hint="stop the other server, or leave `port` out of engine.flags",
+            ) from error
+        return connect_to, int(probe.getsockname()[1])
+
+
+def tail(log: Path) -> str:
+    """The end of a log file, where a dying engine says why."""
+    with log.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - LOG_TAIL_BYTES))
+        return file.read().decode(errors="replace")

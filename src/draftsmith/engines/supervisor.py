@@ -1,0 +1,142 @@
+"""Runs one engine and sees to it that the whole process tree ends with the command that started it. Standard library only.
+
+    python supervisor.py PARENT_PID GRACE_S LOG ARGV...
+
+A process of its own, in its own session. It holds the read end of a pipe from its parent (stdin): end of file, SIGTERM or a new
+parent mean that the command ended, however it ended (kill -9 included). As a child subreaper it inherits every grandchild whose
+parent dies, so the tree is always found by walking down from here. The engine itself gets SIGTERM should this process be killed.
+Says on stdout "pid N" once the engine runs, or "failed MESSAGE". Exits with the engine's status.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+POLL_S = 0.2  # how often a changed parent is looked for; end of file and child exits wake at once
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def descendants() -> list[int]:
+    """Every living process below this one, zombies left out."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                # "pid (name) state ppid ..."; the name may hold spaces and parentheses
+                state, parent = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()[:2]
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if state != "Z":
+                children.setdefault(int(parent), []).append(int(entry))
+    found, front = [], [os.getpid()]
+    while front:
+        front = [child for parent in front for child in children.get(parent, [])]
+        found += front
+    return found
+
+
+def is_tracker(pid: int) -> bool:
+    """multiprocessing's resource tracker, which removes the tree's shared memory after the others are gone."""
+    try:
+        return b"resource_tracker" in Path("/proc", str(pid), "cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def send(pids: list[int], number: int) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+
+
+def reap(engine: int, status: int | None) -> int | None:
+    """Collect ended children; returns the engine's wait status once it has ended."""
+    while True:
+        try:
+            pid, ended = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return status
+        if pid == 0:
+            return status
+        if pid == engine:
+            status = ended
+
+
+def end_tree(engine: int, status: int | None, grace_s: float) -> int | None:
+    """SIGTERM, then after the grace SIGKILL, until nothing is left. The resource tracker is killed last."""
+    send(descendants(), signal.SIGTERM)
+    start = time.monotonic()
+    while left := descendants():
+        status = reap(engine, status)
+        waited = time.monotonic() - start
+        if waited > grace_s:
+            send([pid for pid in left if waited > grace_s + 0.5 or not is_tracker(pid)], signal.SIGKILL)
+        time.sleep(0.02)
+    return reap(engine, status)
+
+
+def start_engine(argv: list[str], log: str) -> int:
+    """Fork and exec the engine with its output in the log; returns its pid. The supervisor's own pipes are not passed on."""
+    supervisor = os.getpid()
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    read_error, write_error = os.pipe()  # close-on-exec: end of file means that exec worked
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        try:
+            if os.getppid() != supervisor:
+                os._exit(1)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            os.execv(argv[0], argv)
+        except OSError as error:
+            os.write(write_error, f"{argv[0]}: {error.strerror}".encode())
+        os._exit(127)
+    os.close(write_error)
+    os.close(output)
+    problem = os.read(read_error, 4096).decode()
+    os.close(read_error)
+    print(f"failed {problem}" if problem else f"pid {pid}", flush=True)
+    return pid
+
+
+def main() -> int:
+    parent, grace_s, log, argv = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3], sys.argv[4:]
+    LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    os.set_blocking(wake_read, False)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    asked_to_stop: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda received, _frame: asked_to_stop.append(received))
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    engine = start_engine(argv, log)
+    status: int | None = None
+    while status is None and not asked_to_stop and os.getppid() == parent:
+        ready, _, _ = select.select([0, wake_read], [], [], POLL_S)
+        if wake_read in ready:
+            os.read(wake_read, 4096)
+        if 0 in ready and os.read(0, 4096) == b"":
+            break
+        status = reap(engine, status)
+    status = end_tree(engine, status, grace_s)
+    code = os.waitstatus_to_exitcode(status) if status is not None else 1
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""vLLM (GPU build and CPU build): command line, counters, log."""

