@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from draftsmith import __version__
 from draftsmith.errors import EnvironmentFailed
@@ -92,11 +92,25 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
 
 def append_jsonl(path: Path, row: Mapping[str, Any]) -> None:
-    """Append one JSON line and flush it, so that a killed process keeps every line before it."""
+    """Append one JSON line and flush it, so that a killed process keeps every line before it. A line that a kill cut short is removed
+    first, so that it never ends up in the middle."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        file.write(json.dumps(row) + "\n")
+    with path.open("a+b") as file:
+        drop_cut_line(file)
+        file.write(json.dumps(row).encode() + b"\n")
         file.flush()
+
+
+def drop_cut_line(file: BinaryIO) -> None:
+    """Truncate a JSONL file, open for appending, after its last newline."""
+    end = file.seek(0, os.SEEK_END)
+    if end == 0:
+        return
+    file.seek(end - 1)
+    if file.read(1) == b"\n":
+        return
+    file.seek(0)
+    file.truncate(file.read().rfind(b"\n") + 1)
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
