@@ -70,6 +70,7 @@ class Reply:
     prompt_tokens: int = 0
     completion_tokens: int = 0  # server usage
     first_chunk_tokens: int = 0  # tokens that were there at first_s
+    num_chunks: int = 0  # chunks in which usage grew; not tokens
     finish_reason: str = ""
     token_ids: tuple[int, ...] = ()
     text: str = ""
@@ -89,6 +90,7 @@ class Answer:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     first_chunk_tokens: int = 0
+    num_chunks: int = 0
     finish_reason: str = ""
 
     def __post_init__(self) -> None:
@@ -112,6 +114,7 @@ class Answer:
             if self.completion_tokens == 0:
                 self.first_s, self.first_chunk_tokens = now_s, tokens
             self.last_s = now_s
+            self.num_chunks += 1
         self.completion_tokens = tokens
 
     def problem(self, request: Request) -> str:
@@ -139,6 +142,7 @@ class Answer:
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.completion_tokens,
             first_chunk_tokens=self.first_chunk_tokens if request.stream else 0,
+            num_chunks=self.num_chunks if request.stream else 0,
             finish_reason=self.finish_reason,
             token_ids=tuple(self.token_ids),
             text="".join(self.texts),

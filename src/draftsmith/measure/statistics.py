@@ -1,0 +1,121 @@
+"""Intervals for a speed-up whose two arms cannot run at the same time.
+
+The unit of replication is the launch: caches, memory layout and thread placement are drawn once per process, so requests inside
+one launch say nothing about the next. A launch of an arm at a concurrency gives one number y = log(output tok/s). With n pairs
+there are n launches per arm in the order A B B A A B ... and the model is
+
+    y = mean + arm * log(speed-up) + noise                              2 pairs: t interval with 2n - 2 = 2 degrees of freedom
+    y = mean + arm * log(speed-up) + launch number * drift + noise      3 pairs or more: 2n - 3 degrees of freedom
+
+fitted by least squares; the interval is exp(estimate -+ t(confidence, df) * standard error).
+
+Why not the t interval over the pairs' log ratios? It is right too, but has n - 1 degrees of freedom: with two pairs t = 12.7 and
+the interval is about three times as wide as it need be (t = 4.30 when the launches of both arms share one noise estimate; 3 pairs
+with drift fitted: t = 3.18 against 4.30). What is paid for it is the assumption that launches of both arms scatter alike on the log scale.
+Linear drift: in A B B A it cancels in the estimate and only widens the interval (it stays in the scatter), so 2 pairs err on the wide
+side when the machine drifts. From 3 pairs on it is fitted, because A B B A A B does not cancel it by itself.
+
+What 2 pairs can say: with 1 % scatter between launches about +-4 %; a clear gain or loss, not a small one. They cannot show a
+drift that is not linear, nor that one arm scatters more than the other. `tests/unit/test_measure_statistics.py` simulates the coverage.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+from scipy import stats
+
+Arm = Literal["baseline", "speculative"]
+Verdict = Literal["pays", "does not pay", "inconclusive"]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate with its two-sided interval."""
+
+    value: float
+    low: float
+    high: float
+    df: int
+    confidence: float = 0.95
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One launch: its place in the order of launches, its arm, and a rate (output tok/s)."""
+
+    order: int
+    arm: Arm
+    rate: float
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """exp(mean(log)). Values must be positive and at least one."""
+    return math.exp(sum(math.log(value) for value in values) / len(values))
+
+
+def t_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
+    """Mean of independent values with the Student t interval mean -+ t(n - 1) * s / sqrt(n). Needs two values or more."""
+    n = len(values)
+    assert n >= 2, n
+    mean = float(np.mean(values))
+    half = float(stats.t.ppf(0.5 + confidence / 2, n - 1)) * float(np.std(values, ddof=1)) / math.sqrt(n)
+    return Interval(mean, mean - half, mean + half, n - 1, confidence)
+
+
+def ratio_interval(log_ratios: Sequence[float], confidence: float = 0.95) -> Interval:
+    """Geometric mean of ratios given as logarithms, with the t interval taken on the log scale."""
+    inside = t_interval(log_ratios, confidence)
+    return Interval(math.exp(inside.value), math.exp(inside.low), math.exp(inside.high), inside.df, confidence)
+
+
+def num_pairs(launches: Sequence[Measured]) -> int:
+    """Launches of the rarer arm."""
+    speculative = sum(launch.arm == "speculative" for launch in launches)
+    return min(speculative, len(launches) - speculative)
+
+
+def fits_drift(launches: Sequence[Measured]) -> bool:
+    """Is a linear drift part of the model? Decided by the number of pairs alone, never by looking at the rates."""
+    return num_pairs(launches) >= 3
+
+
+def speedup_interval(launches: Sequence[Measured], confidence: float = 0.95) -> Interval:
+    """Speed-up (speculative over baseline) with its interval over launches; the model is in this module's docstring.
+
+    launches: at least two of each arm; invalid ones left out, so the arms need not be equally many.
+    """
+    assert num_pairs(launches) >= 2, [launch.arm for launch in launches]
+    columns = [np.ones(len(launches)), np.array([launch.arm == "speculative" for launch in launches], float)]
+    if fits_drift(launches):
+        order = np.array([launch.order for launch in launches], float)
+        columns.append(order - order.mean())
+    design = np.stack(columns, axis=1)
+    y = np.log([launch.rate for launch in launches])
+    coefficients = np.linalg.lstsq(design, y, rcond=None)[0]
+    df = len(launches) - len(columns)
+    variance = float(((y - design @ coefficients) ** 2).sum()) / df
+    error = math.sqrt(variance * float(np.linalg.inv(design.T @ design)[1, 1]))
+    half = float(stats.t.ppf(0.5 + confidence / 2, df)) * error
+    estimate = float(coefficients[1])
+    return Interval(math.exp(estimate), math.exp(estimate - half), math.exp(estimate + half), df, confidence)
+
+
+def method_name(launches: Sequence[Measured]) -> str:
+    """How `speedup_interval` got there, for reports."""
+    drift = ", linear drift fitted" if fits_drift(launches) else ""
+    return f"t interval on log tok/s over launches, scatter pooled over both arms{drift}"
+
+
+def verdict(speedup: Interval) -> Verdict:
+    """Does speculation pay? Inconclusive when the interval contains 1."""
+    if speedup.low > 1:
+        return "pays"
+    return "does not pay" if speedup.high < 1 else "inconclusive"
