@@ -18,6 +18,7 @@ from typing import Any
 from draftsmith.engines.home import home
 from draftsmith.engines.locking import file_lock
 from draftsmith.engines.pip import install_torch, pip_install
+from draftsmith.engines.process import NOT_PASSED
 from draftsmith.engines.targets import fetch_target, listed_targets, target_folder
 from draftsmith.errors import EnvironmentFailed, UsageError
 from draftsmith.job import Talk
@@ -179,7 +180,7 @@ def run_probe(python: Path, package: str, folder: Path) -> dict[str, Any]:
     """Run the probe script in the engine's interpreter. Raises EnvironmentFailed with the end of its output."""
     answer = folder / f".probe.{os.getpid()}.json"
     script = Path(__file__).with_name(PROBES[package])
-    env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
+    env = {key: value for key, value in os.environ.items() if key not in NOT_PASSED}
     env |= {"PYTHONSAFEPATH": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "NO_COLOR": "1"}
     try:
         ran = subprocess.run(

@@ -11,32 +11,37 @@ from draftsmith.errors import EnvironmentFailed
 from draftsmith.job import Talk
 
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # PyTorch's own index of CPU wheels
-STEPS = ("Collecting ", "Installing collected packages")
 
 
 def pip_install(python: Path, arguments: Sequence[str], log: Path, talk: Talk, what: str, total: int) -> None:
-    """`python -m pip install ARGUMENTS`, output in `log`, progress by packages collected of `total`. Raises EnvironmentFailed."""
+    """`python -m pip install ARGUMENTS`, output in `log`, progress by packages collected and installed. Raises EnvironmentFailed."""
     started = time.monotonic()
-    last_error = ""
-    collected = 0
     command = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--progress-bar=off", *arguments]
-    with (
-        log.open("a") as record,
-        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process,
-    ):
-        assert process.stdout is not None
-        for line in process.stdout:
-            record.write(line)
-            if line.startswith("ERROR:") and not last_error:
-                last_error = line.removeprefix("ERROR:").strip()
-            if line.startswith(STEPS):
-                collected += line.startswith("Collecting ")
-                # collecting is most of the time on a cold cache; unpacking has no progress of its own
-                detail = "unpacking" if line.startswith("Installing") else line.split()[1]
-                talk.progress(what, collected * 0.9, total, started, detail)
+    before = installed(python)
+    with log.open("a") as record:
+        begin = record.tell()
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=record, stderr=subprocess.STDOUT) as process:
+            while process.poll() is None:
+                time.sleep(0.2)
+                collected = said(log, begin).count("\nCollecting ") + said(log, begin).startswith("Collecting ")
+                done = installed(python) - before
+                talk.progress(what, collected + done, 2 * total + 1, started, f"{collected} of {total} collected, {done} installed")
     if process.returncode != 0:
-        raise EnvironmentFailed(f"{what}: pip failed: {last_error or 'see the log'}", hint=f"log: {log}")
-    talk.progress(what, total, total, started, f"{total} packages in {time.monotonic() - started:.0f} s")
+        errors = [line.removeprefix("ERROR:").strip() for line in said(log, begin).splitlines() if line.startswith("ERROR:")]
+        raise EnvironmentFailed(f"{what}: pip failed: {errors[0] if errors else 'see the log'}", hint=f"log: {log}")
+    talk.progress(what, 1, 1, started, f"{total} package{'s' if total > 1 else ''} in {time.monotonic() - started:.0f} s")
+
+
+def said(log: Path, begin: int) -> str:
+    """What pip wrote since `begin`."""
+    with log.open("rb") as file:
+        file.seek(begin)
+        return file.read().decode(errors="replace")
+
+
+def installed(python: Path) -> int:
+    """How many distributions are in the interpreter's environment."""
+    return sum(1 for _ in python.parent.parent.glob("lib/python3*/site-packages/*.dist-info"))
 
 
 def install_torch(python: Path, pin: str, log: Path, talk: Talk) -> None:

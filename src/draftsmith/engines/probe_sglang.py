@@ -1,5 +1,8 @@
 """Run by SGLang's own interpreter: `python probe_sglang.py ANSWER.json`. Asks the installed SGLang, not a table of ours."""
 
+# the engine's packages exist in its own environment only
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import argparse

@@ -1,5 +1,8 @@
 """Run by vLLM's own interpreter: `python probe_vllm.py ANSWER.json`. Asks the installed vLLM's classes and parser, not a table of ours."""
 
+# the engine's packages exist in its own environment only
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import argparse

@@ -15,7 +15,8 @@ from draftsmith.errors import EnvironmentFailed
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 GRACE_S = 1.5  # from SIGTERM to SIGKILL of the engine's tree
-NOT_PASSED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONSTARTUP")  # of the toolkit's interpreter, not of the engine's
+# of the toolkit's interpreter, not of the engine's (DONTWRITEBYTECODE would make every later start slower)
+NOT_PASSED = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV")
 
 
 class EngineProcess:

@@ -66,6 +66,10 @@ class Engine(Protocol):
         """Cumulative output tokens since the server started; None when the counter is absent."""
         ...
 
+    def effective(self, log_text: str) -> dict[str, str]:
+        """Settings that took effect, as the server logged them: "depth", "drafting_method", "dtype" and what else it says."""
+        ...
+
     def explain_death(self, log_text: str) -> tuple[str, str]:
         """(root-cause line, hint) from the log of a process that died."""
         ...

@@ -94,6 +94,10 @@ class Server:
         """Cumulative output tokens now."""
         return self.engine.generation_tokens(self.metrics_text())
 
+    def effective(self) -> dict[str, str]:
+        """Settings that took effect, as the server logged them at start."""
+        return self.engine.effective(self.log.read_text(errors="replace"))
+
     def check_alive(self) -> None:
         """Raise EnvironmentFailed with the log's root-cause line when the process has ended."""
         status = self.process.poll()

@@ -100,14 +100,13 @@ def download(source: Source, folder: Path) -> Path:
     ran = subprocess.run([*command, "--no-deps", "--dest", str(folder), source.requirement], capture_output=True, text=True, check=False)
     wheels = list(folder.glob("*.whl"))
     if ran.returncode != 0 or len(wheels) != 1:
-        errors = (
-            [line for line in ran.stderr.splitlines() if "ERROR" in line] or ran.stderr.strip().splitlines()[-1:] or ["pip said nothing"]
-        )
-        raise EnvironmentFailed(f"cannot download {source.requirement}: {errors[0]}", hint="check the network and pip's configuration")
+        said = ran.stderr.strip().splitlines() or ["pip said nothing"]
+        error = next((line for line in said if "ERROR" in line), said[-1])
+        raise EnvironmentFailed(f"cannot download {source.requirement}: {error}", hint="check the network and pip's configuration")
     digest = sha256_file(wheels[0])
     if digest != source.sha256:
         raise EnvironmentFailed(
             f"{wheels[0].name} has sha256 {digest}, expected {source.sha256}",
-            hint="the package index served another file: check its source",
+            hint="the package index served another file",
         )
     return wheels[0]

@@ -9,6 +9,7 @@ from draftsmith.engines.counters import total
 from draftsmith.engines.flags import fixed_port, render_flags, without
 from draftsmith.engines.protocol import Drafting, Launch
 from draftsmith.engines.rootcause import COMMON, Cause, find_cause
+from draftsmith.engines.sglang.effective import effective
 from draftsmith.errors import UsageError
 from draftsmith.metrics import Acceptance
 
@@ -88,6 +89,9 @@ class SGLang:
     def generation_tokens(self, metrics_text: str) -> int | None:
         """Of finished requests."""
         return total(metrics_text, "sglang:generation_tokens_total")
+
+    def effective(self, log_text: str) -> dict[str, str]:
+        return effective(log_text)
 
     def explain_death(self, log_text: str) -> tuple[str, str]:
         return find_cause(log_text, KNOWN, WRAPPERS)

@@ -10,6 +10,7 @@ from draftsmith.engines.counters import total, total_by
 from draftsmith.engines.flags import fixed_port, render_flags, without
 from draftsmith.engines.protocol import Drafting, Launch
 from draftsmith.engines.rootcause import COMMON, Cause, find_cause
+from draftsmith.engines.vllm.effective import effective
 from draftsmith.errors import InvalidMeasurement
 from draftsmith.metrics import Acceptance
 
@@ -105,6 +106,9 @@ class VLLM:
 
     def generation_tokens(self, metrics_text: str) -> int | None:
         return total(metrics_text, "vllm:generation_tokens_total")
+
+    def effective(self, log_text: str) -> dict[str, str]:
+        return effective(log_text)
 
     def explain_death(self, log_text: str) -> tuple[str, str]:
         return find_cause(log_text, KNOWN, WRAPPERS)
