@@ -86,7 +86,7 @@ def leading_run(row: Sequence[bool]) -> int:
     return len(row)
 
 
-def output_tok_s(num_tokens: int, window_s: float) -> float:
+def output_tok_s(num_tokens: float, window_s: float) -> float:
     """Output tokens (server usage) per second of the measured window."""
     return num_tokens / window_s
 

@@ -1,13 +1,18 @@
 """Settings of the breakeven stage."""
 
+from pydantic import Field
+
 from draftsmith.settings import Settings
 
 
 class BreakevenSettings(Settings):
     """Where T_ar and T_round are measured."""
 
-    depths: tuple[int, ...] = (1, 3)
-    concurrency: tuple[int, ...] = (1, 8)
-    output_tokens: int = 64
-    requests_per_slot: int = 2
+    depths: tuple[int, ...] = Field(default=(1, 3), min_length=1)
+    concurrency: tuple[int, ...] = Field(default=(1, 8), min_length=1)
+    output_tokens: int = Field(default=64, ge=8, description="forced length of every answer")
+    requests_per_slot: int = Field(default=3, ge=2, description="measured requests per slot; their spread is the interval inside a launch")
+    replicates: int = Field(default=1, ge=1, description="launches of each kind; from two on in turned order, and launch noise is seen")
+    canary_tokens: int = Field(default=16, ge=2, description="length of the fixed single request that every launch answers")
+    start_together: bool = Field(default=False, description="start all launches of a replicate side by side; one at a time is measured")
     seed: int = 0

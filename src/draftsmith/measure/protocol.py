@@ -142,7 +142,9 @@ class Recorder:
         found = []
         counted = row["counter_tokens"]
         if counted is not None and abs(counted - row["usage_tokens"]) > COUNTER_TOLERANCE * row["usage_tokens"]:
-            found.append(f"the server counted {counted} output tokens, the replies' usage {row['usage_tokens']}: other traffic, or lost replies")
+            found.append(
+                f"the server counted {counted} output tokens, the replies' usage {row['usage_tokens']}: other traffic, or lost replies"
+            )
         if self.planned.depth:
             acceptance = row["acceptance"]
             if acceptance is None:
@@ -247,14 +249,16 @@ def describe(row: Row) -> str:
 
 def replies_of(folder: Path, launch: int, phase: str, concurrency: int) -> list[Reply]:
     """The recorded replies of one phase of one launch, in the order in which they ended; texts are not kept."""
-    names = Reply.__dataclass_fields__
-    rows = [row for row in read_jsonl(folder / REQUESTS) if (row["launch"], row["phase"], row["concurrency"]) == (launch, phase, concurrency)]
-    return [reply_from(row, names) for row in rows]
+    rows = [
+        row for row in read_jsonl(folder / REQUESTS) if (row["launch"], row["phase"], row["concurrency"]) == (launch, phase, concurrency)
+    ]
+    return [reply_from(row) for row in rows]
 
 
-def reply_from(row: Row, names: Any) -> Reply:
+def reply_from(row: Row) -> Reply:
     """A Reply from its JSON row; null times become nan."""
-    values = {key: row[key] for key in names if key in row}
-    for key in ("sent_s", "first_s", "last_s"):
-        values[key] = float("nan") if values[key] is None else values[key]
-    return Reply(**(values | {"token_ids": tuple(values["token_ids"])}))
+    values: Row = {name: row[name] for name in Reply.__dataclass_fields__ if name in row}
+    for name in ("sent_s", "first_s", "last_s"):
+        values[name] = float("nan") if values[name] is None else values[name]
+    values["token_ids"] = tuple(values["token_ids"])
+    return Reply(**values)

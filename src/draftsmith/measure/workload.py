@@ -69,7 +69,9 @@ class Deck:
         chosen = [self.prompts[(self.dealt + i) % len(self.prompts)] for i in range(count)]
         self.dealt += count
         return tuple(
-            Request(prompt.id, prompt.token_ids, max_tokens, temperature=temperature, seed=0 if temperature else None, ignore_eos=ignore_eos)
+            Request(
+                prompt.id, prompt.token_ids, max_tokens, temperature=temperature, seed=0 if temperature else None, ignore_eos=ignore_eos
+            )
             for prompt in chosen
         )
 

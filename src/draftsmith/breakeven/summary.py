@@ -1,0 +1,127 @@
+"""From raw launches to the accept_len that speculation needs (pure, apart from reading the two JSONL files).
+
+T_ar(C): seconds a slot spends on one token in the baseline. T_round(C, depth): seconds a slot spends on one round. Both are decode
+time, summed over all replies of a cell, first to last token of each (prefill is the same in both arms and left out), divided by
+the tokens decoded in that time, or by the rounds that the server counted. Speculation pays when accept_len > T_round / T_ar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from draftsmith.errors import InvalidMeasurement
+from draftsmith.manifest import read_jsonl
+from draftsmith.measure.client import Reply
+from draftsmith.measure.protocol import LAUNCHES, Row, replies_of
+from draftsmith.measure.statistics import t_interval
+from draftsmith.measure.window import decode_s, decoded_tokens
+from draftsmith.metrics import break_even_accept_len
+
+SOURCE = (
+    "measured on the engine: decode time of all slots / tokens from usage (T_ar, baseline launch), / rounds from the server's counters "
+    "(T_round, a drafter of the recipe's shape with random weights; a round costs the same whatever is accepted)"
+)
+
+
+def waves(replies: Sequence[Reply], concurrency: int) -> list[Sequence[Reply]]:
+    """Replies in groups of `concurrency`, as they ended; requests of equal length move through the slots in such waves."""
+    return [replies[i : i + concurrency] for i in range(0, len(replies) - concurrency + 1, concurrency)]
+
+
+def seconds_per_token(replies: Sequence[Reply]) -> float:
+    """Decode seconds of a slot per decoded token."""
+    return sum(map(decode_s, replies)) / sum(map(decoded_tokens, replies))
+
+
+def cell_time(replies: Sequence[Reply], concurrency: int, rounds: int | None) -> dict[str, Any]:
+    """Seconds per token, or per round when `rounds` is given, in one cell of one launch; with the t interval over its waves."""
+    value = sum(map(decode_s, replies)) / (rounds or sum(map(decoded_tokens, replies)))
+    scale = value / seconds_per_token(replies)  # tokens per round
+    inside = t_interval([scale * seconds_per_token(wave) for wave in waves(replies, concurrency)])
+    return {"value": value, "low": inside.low, "high": inside.high}
+
+
+def over_launches(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One figure from the launches that measured it. With one launch the interval is the one inside it, and says so."""
+    values = [cell["value"] for cell in cells]
+    mean = float(np.mean(values))
+    if len(values) == 1:
+        return {"value": mean, "low": cells[0]["low"], "high": cells[0]["high"], "launches": values, "interval": "inside one launch"}
+    spread = t_interval(values)
+    return {"value": mean, "low": spread.low, "high": spread.high, "launches": values, "interval": "over launches"}
+
+
+def measured_times(folder: Path, launches: Sequence[Row], depth: int, concurrency: int) -> dict[str, Any]:
+    """T_ar (depth 0) or T_round at one concurrency. Raises InvalidMeasurement when no valid launch measured it."""
+    cells = []
+    for row in launches:
+        if row["depth"] != depth or row["invalid"]:
+            continue
+        [cell] = [cell for cell in row["cells"] if cell["concurrency"] == concurrency]
+        replies = replies_of(folder, row["launch"], "cell", concurrency)
+        cells.append(cell_time(replies, concurrency, cell["acceptance"]["rounds"] if depth else None))
+    if not cells:
+        reasons = [reason for row in launches if row["depth"] == depth for reason in row["invalid"]]
+        what = f"depth {depth}" if depth else "the baseline"
+        raise InvalidMeasurement(f"no valid launch of {what}: {'; '.join(reasons)}", hint=f"raw replies: {folder}/requests.jsonl")
+    return over_launches(cells)
+
+
+def pays_if(concurrency: int, depth: int, needed: float) -> str:
+    """The break-even in words."""
+    where = f"at concurrency {concurrency} with {depth} draft{'s' if depth > 1 else ''} per round"
+    if needed >= depth + 1:
+        return f"{where}: cannot pay; {needed:.2f} tokens per round would be needed and {depth + 1} is the most there can be"
+    return f"{where}: pays if accept_len is above {needed:.2f} (of {depth + 1} at most)"
+
+
+def advice_for(entries: Sequence[dict[str, Any]]) -> str:
+    """What to do when no drafter could pay; empty when one could somewhere."""
+    if any(entry["accept_len"] < entry["ceiling"] for entry in entries):
+        return ""
+    best = max(entries, key=lambda entry: entry["ceiling"] / entry["accept_len"])
+    return (
+        f"no drafter of this shape can pay here: even with every draft accepted the best speed-up is "
+        f"{best['ceiling'] / best['accept_len']:.2f}x (concurrency {best['concurrency']}, depth {best['depth']}). "
+        "Try a smaller drafter, a lower concurrency, or a target and engine whose verify step costs less; do not train."
+    )
+
+
+def summarise(folder: Path, depths: Sequence[int], concurrency: Sequence[int]) -> dict[str, Any]:
+    """The content of summary.json. Raises InvalidMeasurement when a figure has no valid launch."""
+    launches = read_jsonl(folder / LAUNCHES)
+    step = {c: measured_times(folder, launches, 0, c) for c in concurrency}
+    rounds = {d: {c: measured_times(folder, launches, d, c) for c in concurrency} for d in depths}
+    entries = []
+    for c in concurrency:
+        for d in depths:
+            needed = break_even_accept_len(rounds[d][c]["value"], step[c]["value"])
+            entries.append(
+                {
+                    "concurrency": c,
+                    "depth": d,
+                    "decode_step_s": step[c]["value"],
+                    "round_s": rounds[d][c]["value"],
+                    "accept_len": needed,
+                    "accept_len_low": break_even_accept_len(rounds[d][c]["low"], step[c]["high"]),
+                    "accept_len_high": break_even_accept_len(rounds[d][c]["high"], max(step[c]["low"], 1e-9)),
+                    "ceiling": d + 1,
+                    "pays_if": pays_if(c, d, needed),
+                }
+            )
+    return {
+        "concurrency": list(concurrency),
+        "depths": list(depths),
+        "decode_step_s": {str(c): value for c, value in step.items()},
+        "round_s": {str(d): {str(c): value for c, value in by.items()} for d, by in rounds.items()},
+        "break_even": entries,
+        "advice": advice_for(entries),
+        "source": SOURCE,
+        "note": "one launch of each kind: noise between launches is not in the intervals" if len(launches) == 1 + len(depths) else "",
+        "invalid": [{"launch": row["launch"], "reason": reason} for row in launches for reason in row["invalid"]],
+        "canary": [{"launch": row["launch"], "arm": row["arm"], "tok_s": row["canary_tok_s"]} for row in launches],
+    }
