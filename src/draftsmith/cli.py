@@ -69,7 +69,9 @@ def build_parser() -> Parser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"draftsmith {__version__}")
-    sub = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser, help=argparse.SUPPRESS)
+    sub = parser.add_subparsers(
+        prog="draftsmith", dest="command", metavar="COMMAND", required=True, parser_class=Parser, help=argparse.SUPPRESS
+    )
 
     run = add(
         sub, "run", "Walk all stages of a recipe, from target to verdict. A run that was stopped goes on where it was.", commands.run_recipe
@@ -148,7 +150,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
     """A hint from the closest known word."""
-    close = difflib.get_close_matches(word, known, n=1)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.7)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
 
 

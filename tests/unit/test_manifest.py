@@ -120,7 +120,7 @@ def test_manifest_round_trip_and_identity(tmp_path: Path) -> None:
     assert Manifest.read(tmp_path) is None
     written.write(tmp_path)
     read = Manifest.read(tmp_path)
-    assert read == written and read.outputs == {"out.bin": sha256_file(tmp_path / "out.bin")}
+    assert read is not None and read == written and read.outputs == {"out.bin": sha256_file(tmp_path / "out.bin")}
     assert read.provenance["tools"]["draftsmith"] and read.provenance["hardware"]["cores"] >= 1
     assert hash_outputs(tmp_path) == written.outputs, "the manifest does not hash itself"
 

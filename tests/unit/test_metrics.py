@@ -61,7 +61,7 @@ def test_more_drafts_than_the_depth_are_a_bug() -> None:
     with pytest.raises(AssertionError):
         Acceptance.from_rounds([3], 2)
     with pytest.raises(AssertionError):
-        Acceptance.from_rounds([1], 2) + Acceptance.from_rounds([1], 3)
+        _ = Acceptance.from_rounds([1], 2) + Acceptance.from_rounds([1], 3)
 
 
 def test_time_per_output_token_leaves_the_first_chunk_out() -> None:
