@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from draftsmith.engines.environments import home
-from draftsmith.errors import EnvironmentFailed, UsageError
+from draftsmith.engines.targets import target_folder
+from draftsmith.errors import UsageError
 from draftsmith.job import Job, Plan, Stage, Talk, clock
 from draftsmith.keys import stage_config
 from draftsmith.manifest import Manifest, hash_outputs, stage_key
@@ -68,17 +68,6 @@ def make_job(recipe: Recipe, run: Path, talk: Talk) -> Job:
     """The job that every stage of this recipe gets. Raises EnvironmentFailed when the target is not there."""
     target = target_folder(recipe.target.model)
     return Job(run.resolve(), target, recipe.engine, recipe.drafter, talk, recipe.target.trust_remote_code)
-
-
-def target_folder(model: str) -> Path:
-    """Where a recipe's target.model lies: a fetched model of that name, else a folder. Raises EnvironmentFailed when it is neither."""
-    for folder in (home() / "models" / model, Path(model).expanduser()):
-        if (folder / "config.json").is_file():
-            return folder.resolve()
-    raise EnvironmentFailed(
-        f"no target {model!r}: neither a fetched model in {home() / 'models'} nor a folder with a config.json",
-        hint=f"draftsmith target fetch {model}, or set target.model to a Hugging Face folder",
-    )
 
 
 def selection(until: str | None) -> list[str]:
