@@ -1,0 +1,200 @@
+"""EAGLE-3 drafter (arXiv 2503.01840, section 3): one decoder layer over [embedding; feature], a reduced output vocabulary.
+
+Shapes: B batch, T tokens, A answer rows (the rows that are queried), D drafter width, H target width, F taps * H, V target
+vocabulary, W draft vocabulary. Alignment: row i holds the target's features of token i and the embedding of token i + 1, and
+predicts token i + 2. Rollout step k at row i holds the drafter's own state, the embedding of token i + 1 + k, and predicts i + 2 + k.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from draftsmith.models.blocks import Projections, RMSNorm, Rotary, SwiGLU, context_and_own_attention
+
+
+@dataclass(frozen=True)
+class Eagle3Shape:
+    """Everything that fixes the drafter's tensors."""
+
+    hidden_size: int
+    target_hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    vocab_size: int
+    draft_vocab_size: int
+    num_taps: int
+    rope_theta: float
+    rms_norm_eps: float
+    max_position: int
+
+
+class Eagle3Layer(nn.Module):
+    """The decoder layer. Its residual is the un-normed feature (no `norm_before_residual`, which SGLang does not implement)."""
+
+    def __init__(self, shape: Eagle3Shape) -> None:
+        super().__init__()
+        D, eps = shape.hidden_size, shape.rms_norm_eps
+        self.input_layernorm = RMSNorm(D, eps)  # of the embedding
+        self.hidden_norm = RMSNorm(D, eps)  # of the feature
+        self.self_attn = Projections(2 * D, D, shape.num_heads, shape.num_kv_heads, shape.head_size)
+        self.post_attention_layernorm = RMSNorm(D, eps)
+        self.mlp = SwiGLU(D, shape.intermediate_size)
+
+    def merge(self, embedding_BTD: Tensor, feature_BTD: Tensor) -> Tensor:
+        """[norm(embedding); norm(feature)], the input of q, k and v: [B, T, 2D]."""
+        return torch.cat([self.input_layernorm(embedding_BTD), self.hidden_norm(feature_BTD)], -1)
+
+    def finish(self, feature_BAD: Tensor, attended_BAX: Tensor) -> Tensor:
+        """Output projection, residuals and MLP: the row's new state [B, A, D]."""
+        state = feature_BAD + self.self_attn.o_proj(attended_BAX)
+        return state + self.mlp(self.post_attention_layernorm(state))
+
+
+class Eagle3Drafter(nn.Module):
+    """Parameters are named as SGLang and vLLM load them. The embedding is the target's, frozen, and never saved."""
+
+    embedding_VD: Tensor
+    d2t: Tensor
+    t2d: Tensor
+
+    def __init__(self, shape: Eagle3Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.fc = nn.Linear(shape.num_taps * shape.target_hidden_size, shape.hidden_size, bias=False)
+        self.midlayer = Eagle3Layer(shape)
+        self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.lm_head = nn.Linear(shape.hidden_size, shape.draft_vocab_size, bias=False)
+        self.rotary = Rotary(shape.head_size, shape.max_position, shape.rope_theta)
+        self.register_buffer("d2t", torch.zeros(shape.draft_vocab_size, dtype=torch.int64))  # target id - draft id
+        self.register_buffer("t2d", torch.zeros(shape.vocab_size, dtype=torch.bool))
+        self.register_buffer("embedding_VD", torch.empty(0), persistent=False)
+
+    def set_embedding(self, embedding_VH: Tensor) -> None:
+        """Borrow the target's embedding table; its width must be the drafter's."""
+        assert embedding_VH.shape == (self.shape.vocab_size, self.shape.hidden_size), (embedding_VH.shape, self.shape)
+        self.embedding_VD = embedding_VH.detach()
+
+    def set_vocabulary(self, target_ids_W: Tensor) -> None:
+        """Set the draft vocabulary from strictly increasing target ids [W]."""
+        W = self.shape.draft_vocab_size
+        assert target_ids_W.shape == (W,), (target_ids_W.shape, W)
+        assert bool((target_ids_W.diff() > 0).all()), "draft vocabulary ids must be strictly increasing"
+        self.d2t = target_ids_W - torch.arange(W)
+        self.t2d = torch.zeros(self.shape.vocab_size, dtype=torch.bool)
+        self.t2d[target_ids_W] = True
+
+    @property
+    def target_ids_W(self) -> Tensor:
+        """Target id of each draft id."""
+        return torch.arange(self.shape.draft_vocab_size, device=self.d2t.device) + self.d2t
+
+    def embed(self, token_ids_BT: Tensor, dtype: torch.dtype) -> Tensor:
+        return nn.functional.embedding(token_ids_BT, self.embedding_VD).to(dtype)
+
+    def combine(self, features_BTF: Tensor) -> Tensor:
+        """Tapped target features -> drafter width [B, T, D]."""
+        return self.fc(features_BTF)
+
+    def head(self, state_BAD: Tensor) -> Tensor:
+        """Draft logits [B, A, W] of states before the final norm."""
+        return self.lm_head(self.norm(state_BAD))
+
+    def context(self, features_BTF: Tensor, next_ids_BT: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+        """Committed rows: combined features, merged inputs, and rotated keys with values.
+
+        features_BTF: target features of tokens 0..T-1. next_ids_BT: tokens 1..T. Row i sits at position i.
+        """
+        B, T, F = features_BTF.shape
+        assert next_ids_BT.shape == (B, T), (features_BTF.shape, next_ids_BT.shape)
+        assert F == self.fc.in_features, (F, self.fc.in_features)
+        feature_BTD = self.combine(features_BTF)
+        merged = self.midlayer.merge(self.embed(next_ids_BT, feature_BTD.dtype), feature_BTD)
+        position_BT = torch.arange(T, device=merged.device).expand(B, T)
+        attention = self.midlayer.self_attn
+        return feature_BTD, merged, (self.rotary(attention.key(merged), position_BT), attention.value(merged))
+
+    def rollout(self, features_BTF: Tensor, token_ids_BT: Tensor, row_BA: Tensor, steps: int) -> list[Tensor]:
+        """Training-time test: draft logits of every step at the chosen rows.
+
+        token_ids_BT: [B, T + steps] ground-truth tokens (padded past the end); features_BTF: [B, T, F]; row_BA: which rows i < T
+        are queried, [B, A]. Step 0 sees rows j <= i of the context; step k adds row i's own states of steps 1..k only.
+        Returns `steps` tensors [B, A, W]; entry k at row i predicts token i + 2 + k.
+        """
+        B, T, _ = features_BTF.shape
+        attention = self.midlayer.self_attn
+        feature_BTD, merged, committed = self.context(features_BTF, token_ids_BT[:, 1 : T + 1])
+        mask_BAT = torch.arange(T, device=row_BA.device) <= row_BA[..., None]
+        state_BAD, merged_BAX = pick(feature_BTD, row_BA), pick(merged, row_BA)
+        own: list[tuple[Tensor, Tensor]] = []
+        logits = []
+        for k in range(steps):
+            if k:
+                merged_BAX = self.midlayer.merge(self.embed(token_ids_BT.gather(1, row_BA + 1 + k), state_BAD.dtype), state_BAD)
+                own.append((self.rotary(attention.key(merged_BAX), row_BA + k), attention.value(merged_BAX)))
+            query_BANE = self.rotary(attention.query(merged_BAX), row_BA + k)
+            attended = context_and_own_attention(query_BANE, committed, own, mask_BAT)
+            state_BAD = self.midlayer.finish(state_BAD, attended)
+            logits.append(self.head(state_BAD))
+        return logits
+
+    @torch.inference_mode()
+    def draft(self, features_TF: Tensor, token_ids_T: Tensor, depth: int) -> Tensor:
+        """Greedy chain of `depth` target ids, as an engine drafts it after a verify.
+
+        features_TF: target features of the committed tokens 0..T-1. token_ids_T: T + 1 tokens, the last is the bonus token,
+        whose features do not exist yet. Returns [depth] target ids.
+        """
+        T = features_TF.shape[0]
+        assert token_ids_T.shape == (T + 1,), (features_TF.shape, token_ids_T.shape)
+        attention = self.midlayer.self_attn
+        feature_BTD, merged, committed = self.context(features_TF[None], token_ids_T[None, 1:])
+        state_BAD, merged_BAX = feature_BTD[:, -1:], merged[:, -1:]
+        mask = torch.ones(1, 1, T, dtype=torch.bool, device=merged.device)
+        own: list[tuple[Tensor, Tensor]] = []
+        drafts = []
+        for k in range(depth):
+            position = torch.full((1, 1), T - 1 + k, device=merged.device)
+            if k:
+                merged_BAX = self.midlayer.merge(self.embed(drafts[-1].view(1, 1), state_BAD.dtype), state_BAD)
+                own.append((self.rotary(attention.key(merged_BAX), position), attention.value(merged_BAX)))
+            query = self.rotary(attention.query(merged_BAX), position)
+            state_BAD = self.midlayer.finish(state_BAD, context_and_own_attention(query, committed, own, mask))
+            drafts.append(self.target_ids_W[self.head(state_BAD)[0, 0].argmax()])
+        return torch.stack(drafts)
+
+    def draft_logits(self, features_BTF: Tensor, token_ids_BT: Tensor) -> Tensor:
+        """First-step draft logits [B, T-1, W] of every row that has a next token."""
+        B, T = token_ids_BT.shape
+        row_BA = torch.arange(T - 1, device=token_ids_BT.device).expand(B, T - 1)
+        return self.rollout(features_BTF[:, : T - 1], token_ids_BT, row_BA, steps=1)[0]
+
+
+def pick(x_BTD: Tensor, row_BA: Tensor) -> Tensor:
+    """Rows of x: [B, T, D], [B, A] -> [B, A, D]."""
+    return x_BTD.gather(1, row_BA[..., None].expand(-1, -1, x_BTD.shape[-1]))
+
+
+def shape_for(config: Any, draft_vocab_size: int, num_taps: int, intermediate_size: int | None = None) -> Eagle3Shape:
+    """The drafter shape that fits a target's text config (Hugging Face fields)."""
+    heads = config.num_attention_heads
+    rope = getattr(config, "rope_parameters", None) or {}
+    return Eagle3Shape(
+        hidden_size=config.hidden_size,
+        target_hidden_size=config.hidden_size,
+        intermediate_size=intermediate_size or config.intermediate_size,
+        num_heads=heads,
+        num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_size=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        vocab_size=config.vocab_size,
+        draft_vocab_size=min(draft_vocab_size, config.vocab_size),
+        num_taps=num_taps,
+        rope_theta=float(rope.get("rope_theta") or getattr(config, "rope_theta", 10000.0)),
+        rms_norm_eps=config.rms_norm_eps,
+        max_position=config.max_position_embeddings,
+    )

@@ -1,0 +1,94 @@
+"""The training objective: training-time test with soft cross-entropy against the target's own distribution.
+
+Shapes: B batch, T tokens, A answer rows, H target width, F taps * H, V target vocabulary, W draft vocabulary.
+Source: EAGLE-3 (arXiv 2503.01840), section 3.2; the alignment is that of `models/eagle3.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from draftsmith.metrics import Acceptance
+from draftsmith.models.eagle3 import Eagle3Drafter, pick
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Padded sequences and the rows that are supervised.
+
+    row_BA holds, per sequence, the rows i whose tokens i + 1 and i + 2 are both under the loss mask: the bonus token and the first
+    draft. Padding repeats the last row and is masked by valid_BA.
+    """
+
+    features_BTF: Tensor
+    last_BTH: Tensor  # boundary N, before the final norm
+    token_ids_BT: Tensor  # `steps` more columns than features
+    mask_BT: Tensor  # loss mask, bool, as wide as token_ids_BT
+    row_BA: Tensor
+    valid_BA: Tensor
+
+
+class Teacher(nn.Module):
+    """The target's final norm and output head, restricted to the draft vocabulary."""
+
+    def __init__(self, final_norm: nn.Module, head_VH: Tensor, target_ids_W: Tensor) -> None:
+        super().__init__()
+        self.final_norm = final_norm
+        self.head_WH = head_VH[target_ids_W].contiguous()
+
+    @torch.no_grad()
+    def probabilities(self, last_BAH: Tensor) -> Tensor:
+        """Next-token distribution over the draft vocabulary, renormalised: [B, A, W] float32."""
+        normed = self.final_norm(last_BAH.to(self.head_WH.dtype))
+        return F.linear(normed, self.head_WH).float().softmax(-1)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One rollout step of one batch: loss rows and matches."""
+
+    loss_sum: Tensor  # scalar
+    weight_sum: Tensor  # scalar
+    match_BA: Tensor  # the draft's argmax is the text's token, and the row is supervised
+    exists_BA: Tensor  # the text has a token at this step
+
+
+def target_index(drafter: Eagle3Drafter) -> Tensor:
+    """Draft id of each target id, -1 where it has none: [V]."""
+    index = torch.full((drafter.shape.vocab_size,), -1, dtype=torch.int64)
+    index[drafter.target_ids_W] = torch.arange(drafter.shape.draft_vocab_size)
+    return index
+
+
+def rollout_steps(drafter: Eagle3Drafter, teacher: Teacher, batch: Batch, steps: int, index_V: Tensor) -> list[Step]:
+    """Loss and matches of every rollout step. Rows whose next token is outside the draft vocabulary carry no loss and never match."""
+    logits = drafter.rollout(batch.features_BTF, batch.token_ids_BT, batch.row_BA, steps)
+    longest = batch.last_BTH.shape[1] - 1
+    result = []
+    exists_BA = batch.valid_BA
+    for k, logits_BAW in enumerate(logits):
+        wanted_BA = index_V[batch.token_ids_BT.gather(1, batch.row_BA + 2 + k)]
+        exists_BA = exists_BA & batch.mask_BT.gather(1, batch.row_BA + 2 + k)
+        supervised_BA = exists_BA & (wanted_BA >= 0)
+        teacher_BAW = teacher.probabilities(pick(batch.last_BTH, (batch.row_BA + 1 + k).clamp(max=longest)))
+        loss_BA = -(teacher_BAW * logits_BAW.float().log_softmax(-1)).sum(-1)
+        match_BA = supervised_BA & (logits_BAW.detach().argmax(-1) == wanted_BA)
+        result.append(Step((loss_BA * supervised_BA).sum(), supervised_BA.sum(), match_BA, exists_BA))
+    return result
+
+
+def total_loss(steps: list[Step], decay: float) -> Tensor:
+    """Sum over steps of decay^k times the mean loss of that step's supervised rows."""
+    return torch.stack([decay**k * step.loss_sum / step.weight_sum.clamp(min=1) for k, step in enumerate(steps)]).sum()
+
+
+def acceptance(steps: list[Step]) -> Acceptance:
+    """Teacher-forced acceptance: every supervised row is the start of a round; rows near the end that have fewer tokens left than
+    drafts are left out."""
+    full = steps[-1].exists_BA
+    matches = torch.stack([step.match_BA[full] for step in steps], -1)
+    return Acceptance.from_matches(matches.tolist(), len(steps))
