@@ -31,7 +31,7 @@ if ! new_enough .venv/bin/python; then
 fi
 rm -f "$stamp"
 pip=(.venv/bin/python -m pip)
-install=("${pip[@]}" install --quiet --disable-pip-version-check --no-input)
+install=("${pip[@]}" install --quiet --quiet --disable-pip-version-check --no-input)
 
 say "installing $torch"
 if [ "$gpu" = yes ]; then

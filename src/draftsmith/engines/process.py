@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -57,11 +58,7 @@ class EngineProcess:
 
     def pids(self) -> list[int]:
         """The engine and all processes below it."""
-        found, front = [], [self.pid] if self.poll() is None else []
-        while front:
-            found += front
-            front = [child for pid in front for child in children_of(pid)]
-        return found
+        return tree(self.pid) if self.poll() is None else []
 
     def rss_bytes(self) -> int:
         """Resident memory summed over the tree; pages shared between its processes count once for each."""
@@ -70,6 +67,8 @@ class EngineProcess:
 
     def ask_to_stop(self) -> None:
         """Let the supervisor begin to end the tree, without waiting for it."""
+        if self.supervisor.poll() is None:  # a forked child of ours may hold the pipe open, so closing it is not enough
+            self.supervisor.send_signal(signal.SIGTERM)
         for pipe in (self.supervisor.stdin, self.supervisor.stdout):
             if pipe is not None and not pipe.closed:
                 pipe.close()
@@ -79,9 +78,20 @@ class EngineProcess:
         self.ask_to_stop()
         try:
             self.supervisor.wait(GRACE_S + 5)
-        except subprocess.TimeoutExpired:  # a stuck supervisor: its session is the engine's process group too
-            os.killpg(self.supervisor.pid, signal.SIGKILL)
+        except subprocess.TimeoutExpired:  # a stuck supervisor
+            for pid in tree(self.supervisor.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             self.supervisor.wait()
+
+
+def tree(root: int) -> list[int]:
+    """A process and all below it."""
+    found, front = [], [root]
+    while front:
+        found += front
+        front = [child for pid in front for child in children_of(pid)]
+    return found
 
 
 def children_of(pid: int) -> list[int]:

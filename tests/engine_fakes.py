@@ -1,0 +1,114 @@
+"""An engine process that is a few lines of Python, and the `Engine` that starts it. It can die, hang and leave grandchildren."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import ClassVar
+
+from draftsmith.engines.protocol import Launch
+from draftsmith.engines.rootcause import COMMON, find_cause
+from draftsmith.metrics import Acceptance
+
+# argv: PORT READY_AFTER_S DIE_AFTER_S GRANDCHILDREN; a time below zero means never
+PROGRAM = r"""
+import http.server, json, os, signal, subprocess, sys, time
+port, ready_after, die_after, grandchildren = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
+start = time.monotonic()
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+# one that ignores SIGTERM, one in a session of its own whose parent ends at once, one plain
+ORPHAN = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {STUBBORN!r}], start_new_session=True)"
+for program in (STUBBORN, ORPHAN, "import time; time.sleep(600)")[:grandchildren]:
+    child = subprocess.Popen([sys.executable, "-c", program])
+    if program == ORPHAN:
+        child.wait()
+print("fake engine loads", flush=True)
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        ready = 0 <= ready_after <= time.monotonic() - start
+        body = "fake_tokens_total 7\nfake_rounds_total 4\n" if self.path == "/metrics" else json.dumps({"path": self.path})
+        self.send_response(200 if ready else 503)
+        self.end_headers()
+        self.wfile.write(body.encode())
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(400)
+        self.end_headers()
+        self.wfile.write(b"bad request")
+    def log_message(self, *arguments):
+        pass
+
+class Server(http.server.ThreadingHTTPServer):
+    def service_actions(self):
+        if 0 <= die_after <= time.monotonic() - start:
+            print("Traceback (most recent call last):\nValueError: the fake engine dies on purpose", flush=True)
+            print("RuntimeError: a wrapper reports it upwards", flush=True)
+            os._exit(3)
+
+Server(("127.0.0.1", port), Handler).serve_forever(poll_interval=0.02)
+"""
+
+
+class FakeEngine:
+    """Flags: ready-after, die-after (seconds), grandchildren (0 to 3)."""
+
+    name: ClassVar[str] = "fake"
+    served_model: ClassVar[str] = "target"
+
+    def argv(self, python: Path, launch: Launch, port: int) -> list[str]:
+        chosen = {"ready-after": 0.1, "die-after": -1, "grandchildren": 0, **launch.flags}
+        return [str(python), "-c", PROGRAM, str(port), str(chosen["ready-after"]), str(chosen["die-after"]), str(chosen["grandchildren"])]
+
+    def env(self, launch: Launch) -> dict[str, str]:
+        return dict(launch.env)
+
+    def acceptance(self, metrics_text: str, depth: int) -> Acceptance | None:
+        return Acceptance(4, (3,)) if "fake_rounds_total 4" in metrics_text else None
+
+    def generation_tokens(self, metrics_text: str) -> int | None:
+        return 7 if "fake_tokens_total 7" in metrics_text else None
+
+    def effective(self, log_text: str) -> dict[str, str]:
+        return {}
+
+    def explain_death(self, log_text: str) -> tuple[str, str]:
+        return find_cause(log_text, COMMON, (r"a wrapper",))
+
+
+def fake_launch(**flags: float | int) -> Launch:
+    """Underscores in names stand for hyphens."""
+    return Launch("baseline", Path("/nowhere"), {name.replace("_", "-"): value for name, value in flags.items()})
+
+
+def alive(pid: int) -> bool:
+    """Is the process there and not a zombie?"""
+    try:
+        return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def marked(mark: str) -> list[int]:
+    """Living processes whose environment holds DRAFTSMITH_TEST_MARK=mark: a tree that is found even when it was orphaned."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and alive(int(entry.name)):
+            try:
+                if f"DRAFTSMITH_TEST_MARK={mark}".encode() in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue
+    return found
+
+
+def wait_until_gone(mark: str, timeout_s: float) -> list[int]:
+    """Processes of the tree that are still there after at most `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while (left := marked(mark)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
+PYTHON = Path(sys.executable)
