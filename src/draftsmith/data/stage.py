@@ -161,11 +161,12 @@ def answer_all(settings: DataSettings, folder: Path, template: ChatTemplate, pro
             if prompt.id not in journal.rows
         ]
 
-    if asked := requests("heldout"):
-        engines.get().ask("held-out answers", asked, journal)
+    heldout, train = requests("heldout"), requests("train")
     left_s = None if settings.budget_s is None else settings.budget_s - journal.asked_s
-    if (asked := requests("train")) and (left_s is None or left_s > 0):
-        engines.get().ask("training answers", asked, journal, left_s)
+    if train and (left_s is None or left_s > 0):
+        engines.get().ask("answers", [*heldout, *train], journal, left_s)  # one queue: no engine waits for the last held-out answer
+    if any(request.id not in journal.rows for request in heldout):
+        engines.get().ask("held-out answers", heldout, journal)
     return journal
 
 
@@ -187,7 +188,7 @@ def make_samples(prompts: Iterable[Prompt], answers: Journal, template: ChatTemp
     for split in SPLITS:
         if not samples[split]:
             raise EnvironmentFailed(
-                f"no usable {split} sample: {dict(dropped)}", hint="look at answers.jsonl; does this target answer at all?"
+                f"no usable {split} sample: {dict(dropped)}", hint="raise data.budget_s if it was over, else look at answers.jsonl"
             )
     return samples, dropped
 

@@ -21,13 +21,13 @@ LOOP_WORDS, MAX_LOOP = 4, 0.5
 MOST_ASKED = 4  # requests per wanted prompt before the stage goes on with fewer
 
 
-def wave_sizes(wanted: int, asked: int, kept: int) -> int:
+def more_to_ask(wanted: int, asked: int, kept: int) -> int:
     """How many more requests to send when `asked` of them gave `kept` new prompts. 0 when there are enough, or it is hopeless."""
     missing = wanted - kept
     if missing <= 0 or asked >= MOST_ASKED * wanted:
         return 0
-    share = kept / asked if asked else 0.8
-    return min(math.ceil(1.1 * missing / max(share, 0.1)) + 4, MOST_ASKED * wanted - asked)
+    share = kept / asked if asked else 0.85
+    return min(math.ceil(1.05 * missing / max(share, 0.1)) + 4, MOST_ASKED * wanted - asked)
 
 
 def synthesise(
@@ -37,7 +37,7 @@ def synthesise(
     before = template.user_turn.before.rstrip(" ")  # tokenizers join a space to the word after it
     ids = template.ids(before)
     written, asked = list(written), 0
-    while more := wave_sizes(wanted, asked, len(accepted(journal, asked, template, written)[0])):
+    while more := more_to_ask(wanted, asked, len(accepted(journal, asked, template, written)[0])):
         asked += more
         requests = [
             Request(
