@@ -17,6 +17,7 @@ from typing import Any
 from draftsmith import flow
 from draftsmith.errors import DraftsmithError
 from draftsmith.job import Job, Plan
+from draftsmith.keys import GATES
 from draftsmith.manifest import append_jsonl, atomic_write_json, canonical_hash, read_jsonl, sha256_file
 from draftsmith.stages import STAGES
 
@@ -26,11 +27,11 @@ READS = {
     "breakeven": ("check",),
     "data": ("check",),
     "capture": ("data",),
-    "train": ("data", "capture"),
-    "export": ("train",),
-    "verify": ("export", "data"),
+    "train": ("capture",),
+    "export": ("train", "capture"),
+    "verify": ("data", "capture", "train", "export"),
     "serve": ("export",),
-    "bench": ("export", "data", "breakeven"),
+    "bench": ("breakeven", "data", "export", "verify", "serve"),
     "report": tuple(name for name in STAGES if name != "report"),
 }
 
@@ -53,7 +54,8 @@ class FakeStage:
     def run(self, settings: Any, job: Job) -> dict[str, Any]:
         self.starts += 1
         folder = job.folder(self.NAME)
-        read = {source: sha256_file(job.folder(source) / "result.json") for source in self.INPUTS}
+        sources = [source for source in self.INPUTS if source not in GATES.get(self.NAME, ())]
+        read = {source: sha256_file(job.folder(source) / "result.json") for source in sources}
         rows = read_jsonl(folder / "pieces.jsonl")
         for piece in range(len(rows), COUNT):
             time.sleep(self.pause_s)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from draftsmith import cli
+from draftsmith.keys import DEPENDS, GATES
 from draftsmith.recipe import load_recipe
 from draftsmith.stages import STAGES
 
@@ -91,6 +92,28 @@ def test_every_stage_has_its_names(stage: str) -> None:
     assert values["NAME"] == stage
     inputs = values["INPUTS"]
     assert isinstance(inputs, tuple) and all(order.index(name) < order.index(stage) for name in inputs)
+
+
+def source_of(stage: str) -> str:
+    return "\n".join(path.read_text() for path in sorted((PACKAGE / stage).glob("*.py")))
+
+
+def test_the_tables_of_keys_are_true() -> None:
+    """A stage that uses a part of the job depends on it; a stage does not read what it only waits for."""
+    uses = {
+        r"\bjob\.engine\b": {"engine", "engine name"},
+        r"\bjob\.drafter\b": {"drafter", "taps", "depth"},
+        r"\bjob\.target\b": {"target"},
+    }
+    for stage in STAGES:
+        for pattern, parts in uses.items():
+            if re.search(pattern, source_of(stage)) and stage != "report":  # report has them through all its inputs
+                assert parts & set(DEPENDS[stage]), f"{stage}: {pattern}"
+        if re.search(r"\bjob\.drafter\.depth\b", source_of(stage)) and stage != "report":
+            assert "depth" in DEPENDS[stage], stage
+    for stage, gates in GATES.items():
+        for gate in gates:
+            assert not re.search(rf"\.(folder|read|summary)\(\s*\"{gate}\"", source_of(stage)), f"{stage} reads {gate}"
 
 
 # --- sizes -----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 from draftsmith.engines.targets import target_folder
 from draftsmith.errors import UsageError
 from draftsmith.job import Job, Plan, Stage, Talk, clock
-from draftsmith.keys import stage_config
+from draftsmith.keys import GATES, PASSED, stage_config
 from draftsmith.manifest import Manifest, hash_outputs, stage_key
 from draftsmith.recipe import Recipe
 from draftsmith.runfolder import State, find, first_start, locked, prepare, user_error, worked_s, working
@@ -107,7 +107,7 @@ def run_stage(name: str, recipe: Recipe, job: Job) -> Done:
     stage = load_stage(name)
     settings = getattr(recipe, name)
     folder = job.folder(name)
-    inputs = {source: identity_of(job.folder(source)) for source in stage.INPUTS}
+    inputs = {source: identity_for(name, source, job.folder(source)) for source in stage.INPUTS}
     config = stage_config(name, settings, job)
     finished = prepare(folder, stage_key(name, config, inputs), job.talk)
     if finished is not None:
@@ -129,11 +129,11 @@ def run_stage(name: str, recipe: Recipe, job: Job) -> Done:
     return Done(name, "done", manifest.active_s, summary)
 
 
-def identity_of(folder: Path) -> str:
-    """Identity of the result that a stage reads."""
+def identity_for(name: str, source: str, folder: Path) -> str:
+    """Identity of the result that a stage reads; only that it is there when the stage does not read it."""
     manifest = Manifest.read(folder)
     assert manifest is not None, f"{folder.name} has no manifest, though it comes earlier in the order"
-    return manifest.identity
+    return PASSED if source in GATES.get(name, ()) else manifest.identity
 
 
 def require_inputs(name: str, recipe: Recipe, job: Job) -> None:
@@ -195,7 +195,7 @@ def survey(recipe: Recipe, job: Job, names: Iterable[str]) -> dict[str, Found]:
         if any(seen[source].state != "finished" for source in sources):
             seen[name] = Found("to do", job.folder(name))
             continue
-        inputs = {source: identity_of(seen[source].place) for source in sources}
+        inputs = {source: identity_for(name, source, seen[source].place) for source in sources}
         key = stage_key(name, stage_config(name, getattr(recipe, name), job), inputs)
         state, place = find(job.folder(name), key)
         seen[name] = Found(state, place)

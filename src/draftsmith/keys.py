@@ -18,17 +18,23 @@ DEPENDS: Mapping[str, tuple[str, ...]] = {
     "breakeven": ("target", "engine", "drafter"),  # it has depths of its own
     "data": ("target", "engine"),
     "capture": ("target", "taps"),
-    "train": ("target", "drafter", "depth"),
-    "export": ("target", "drafter", "depth"),
+    "train": ("target", "drafter"),
+    "export": ("target", "drafter", "depth", "engine name"),  # the model card shows how to serve it
     "verify": ("target", "engine", "drafter", "depth"),
     "serve": ("target", "engine", "drafter", "depth"),
     "bench": ("target", "engine", "drafter", "depth"),
     "report": (),
 }
 
+# Stages that must have passed, but whose files the stage does not read: another start time in serve.json does not make a bench stale,
+# and a depth that check looked at does not make the data stale.
+GATES: Mapping[str, tuple[str, ...]] = {"breakeven": ("check",), "data": ("check",), "bench": ("verify", "serve")}
+PASSED = "passed"
+
 PARTS: Mapping[str, Callable[[Job], Any]] = {
     "target": lambda job: {"files": target_identity(job.target), "trust_remote_code": job.trust_remote_code},
     "engine": lambda job: job.engine.model_dump(mode="json", exclude={"ready_timeout_s"}),
+    "engine name": lambda job: job.engine.name,
     "drafter": lambda job: job.drafter.model_dump(mode="json", exclude={"depth"}),
     "depth": lambda job: job.drafter.depth,
     "taps": lambda job: job.drafter.model_dump(mode="json", include={"taps"})["taps"],
