@@ -107,8 +107,18 @@ def prepare(folder: Path, key: str, talk: Talk) -> Manifest | None:
             return manifest
         set_aside(folder, talk, f"{', '.join(damaged[:3])} missing or changed since the stage finished")
     folder.mkdir(exist_ok=True)
+    sweep(folder)
     atomic_write_text(folder / KEY, key + "\n")
     return None
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed writers left: nobody else works here, and a checkpoint cut short can be large."""
+    for rubbish in sorted(folder.rglob(".*.tmp")):
+        if rubbish.is_dir() and not rubbish.is_symlink():
+            shutil.rmtree(rubbish)
+        else:
+            rubbish.unlink(missing_ok=True)
 
 
 def set_aside(folder: Path, talk: Talk, why: str) -> None:

@@ -123,6 +123,19 @@ def test_half_done_work_for_other_settings_is_not_gone_on_with(road: Road) -> No
     assert (road.run / "train.old" / "pieces.jsonl").exists()
 
 
+def test_what_killed_writers_left_is_swept(road: Road) -> None:
+    road.stages["train"].fail = Broken("stop")
+    with pytest.raises(Broken):
+        road.walk()
+    folder = road.run / "train"
+    (folder / ".checkpoint.123.tmp").mkdir()
+    (folder / ".checkpoint.123.tmp" / "state.pt").write_text("half")
+    (folder / "deep").mkdir()
+    (folder / "deep" / ".x.json.123.tmp").write_text("half")
+    road.walk()
+    assert not list(folder.rglob("*.tmp")) and road.stages["train"].pieces == COUNT
+
+
 @pytest.mark.parametrize("harm", ["changed", "removed"])
 def test_damaged_outputs_are_made_again(road: Road, harm: str) -> None:
     road.walk()
@@ -202,16 +215,14 @@ def test_a_full_disk_is_one_clear_error_and_nothing_is_lost(road: Road) -> None:
     assert road.walk() == ["capture", "train", "export", "verify", "serve", "bench", "report"]
 
 
-def test_a_disk_that_is_really_full(road: Road) -> None:
+def test_a_disk_that_is_really_full(road: Road, monkeypatch: pytest.MonkeyPatch) -> None:
     """/dev/full refuses every byte, as a full disk does."""
-    (road.run / "data").mkdir(parents=True)
     temporary = road.run / "data" / f".result.json.{os.getpid()}.tmp"
-    road.stages["data"].fail = Broken("stop")
-    with pytest.raises(Broken):
-        road.walk()
-    temporary.symlink_to("/dev/full")
-    with pytest.raises(EnvironmentFailed, match="No space left on device"):
-        road.walk()
+    real = road.stages["data"].run
+    with monkeypatch.context() as patch:
+        patch.setattr(road.stages["data"], "run", lambda settings, job: (temporary.symlink_to("/dev/full"), real(settings, job))[1])
+        with pytest.raises(EnvironmentFailed, match="No space left on device"):
+            road.walk()
     assert not temporary.is_symlink(), "the temporary file is gone, so that the disk has its bytes back"
     assert road.walk()[0] == "data" and road.stages["data"].pieces == COUNT
 
