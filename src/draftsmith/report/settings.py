@@ -1,5 +1,7 @@
 """Settings of the report stage."""
 
+from pydantic import Field
+
 from draftsmith.settings import Settings
 
 
@@ -7,4 +9,4 @@ class ReportSettings(Settings):
     """What the report shows."""
 
     title: str | None = None
-    samples_shown: int = 3
+    samples_shown: int = Field(default=3, ge=0)

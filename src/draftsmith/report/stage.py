@@ -1,0 +1,38 @@
+"""The report stage: what the finished stages left -> report.html, report.md, report.json and the recipe as it ran."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from draftsmith.job import Job, Plan
+from draftsmith.manifest import atomic_write_json, atomic_write_text
+from draftsmith.report.context import NO_VERDICT, build
+from draftsmith.report.recipe_text import RECIPE, recipe_text
+from draftsmith.report.render import html, markdown
+from draftsmith.report.settings import ReportSettings
+
+NAME = "report"
+INPUTS = ("check", "breakeven", "data", "capture", "train", "export", "verify", "serve", "bench")
+
+
+def plan(settings: ReportSettings, job: Job) -> Plan:
+    """Reads files, starts nothing."""
+    return Plan(seconds=5.0, note="report.html, report.md, report.json")
+
+
+def run(settings: ReportSettings, job: Job) -> dict[str, Any]:
+    """Write the report into job.folder("report"). Raises EnvironmentFailed when a finished stage left a file that cannot be read."""
+    content = build(settings, job)
+    folder = job.folder(NAME)
+    atomic_write_text(folder / RECIPE, recipe_text(settings, job))
+    atomic_write_json(folder / "report.json", content)
+    atomic_write_text(folder / "report.md", markdown(content))
+    atomic_write_text(folder / "report.html", html(content))
+    job.talk.say(f"report: {folder / 'report.html'}")
+    verdict = content["verdict"]
+    cells = [] if verdict is None else verdict["cells"]
+    return {
+        "verdict": NO_VERDICT if verdict is None else verdict["sentence"],
+        "cells": [{"concurrency": cell["concurrency"], "verdict": cell["verdict"]} for cell in cells],
+        "absent": content["absent"],
+    }
