@@ -9,10 +9,16 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 from aiohttp import web
+
+from draftsmith.engines.vllm.engine import VLLM
+from draftsmith.errors import EnvironmentFailed
+from draftsmith.measure.protocol import Planned, Starter
+from draftsmith.metrics import Acceptance
 
 EOS = 2
 FAULTS = ("http_500", "reset", "stall", "cut", "error_event", "no_usage", "short", "abort", "die", "lost_ids")
@@ -188,3 +194,43 @@ def usage(body: dict, count: int) -> dict:
 
 async def send(response: web.StreamResponse, content: dict) -> None:
     await response.write(b"data: " + json.dumps(content).encode() + b"\n\n")
+
+
+class MockLaunch:
+    """A MockServer as `measure.protocol.Serving`, its counters read by the real vLLM parser."""
+
+    def __init__(self, server: MockServer) -> None:
+        self.server = server
+        self.argv = ["mock"]
+        self.ready_s = 0.0
+        self.engine = VLLM()
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    def acceptance(self, depth: int) -> Acceptance | None:
+        return self.engine.acceptance(self.server.metrics_text(), depth)
+
+    def generation_tokens(self) -> int | None:
+        return self.engine.generation_tokens(self.server.metrics_text())
+
+    def check_alive(self) -> None:
+        if not self.server.thread.is_alive():
+            raise EnvironmentFailed("mock engine died", hint="as asked")
+
+    def rss_bytes(self) -> int:
+        return 1
+
+
+def mock_starter(behaviour: Callable[[Planned], Behaviour], started: list[list[int]] | None = None) -> Starter:
+    """Starts a MockServer per launch; `started` collects the launch indices of every group."""
+
+    @contextmanager
+    def start(group: Sequence[Planned]) -> Iterator[list[MockLaunch]]:
+        if started is not None:
+            started.append([planned.index for planned in group])
+        with ExitStack() as stack:
+            yield [MockLaunch(stack.enter_context(MockServer(behaviour(planned)))) for planned in group]
+
+    return start

@@ -4,9 +4,9 @@ import math
 import time
 
 import pytest
-from mock_server import Behaviour, MockServer
 
 from draftsmith.measure.client import Reply, Request, run_closed_loop
+from mock_server import Behaviour, MockServer
 
 
 def make(count: int, tokens: int = 8, first: int = 100, **options) -> list[Request]:

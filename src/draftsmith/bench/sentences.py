@@ -42,6 +42,6 @@ def gate_reason(settings: BenchSettings, cells: Sequence[dict[str, Any]], num_in
         return f"fewer than two valid launches of each arm at {where}"
     bound = f"at {where} the interval {cell['speedup']['low']:.3f}-{cell['speedup']['high']:.3f}"
     if num_invalid:
-        return f"{num_invalid} launches are invalid ({bound} comes from the others)"
+        return f"{num_invalid} launch{'es are' if num_invalid > 1 else ' is'} invalid ({bound} comes from the others)"
     relation = {"passed": "lies above", "failed": "lies below", "inconclusive": "contains"}[result]
     return f"{bound} {relation} {settings.min_speedup:g}"

@@ -12,7 +12,7 @@ from draftsmith.errors import UsageError
 from draftsmith.job import Job, Plan
 from draftsmith.manifest import atomic_write_json
 from draftsmith.measure.launching import engine_starter, launch_for
-from draftsmith.measure.protocol import Planned, Starter, launch_arms, run_launches
+from draftsmith.measure.protocol import Planned, Starter, Workload, launch_arms, run_launches
 from draftsmith.measure.workload import CellShape, Deck, Prompt, make_workload
 from draftsmith.samples import read_samples
 
@@ -61,18 +61,22 @@ def plan_launches(settings: BenchSettings, job: Job) -> list[Planned]:
     ]
 
 
+def plan_workload(settings: BenchSettings, deck: Deck) -> Workload:
+    """Canary, warm-ups and cells, dealt from `deck`."""
+    shapes = [
+        CellShape(c, requests, warmup, settings.output_tokens, settings.warmup_tokens)
+        for c, requests, warmup in zip(settings.concurrency, settings.requests, settings.warmup_requests, strict=True)
+    ]
+    return make_workload(deck, shapes, settings.canary_tokens, settings.temperature)
+
+
 def measure(
     settings: BenchSettings, job: Job, start: Starter, model: str, sources: dict[str, str], prompts: Sequence[Prompt]
 ) -> dict[str, Any]:
     """All launches that are still missing, then the summary."""
     folder = job.folder(NAME)
-    shapes = [
-        CellShape(c, requests, warmup, settings.output_tokens, settings.warmup_tokens)
-        for c, requests, warmup in zip(settings.concurrency, settings.requests, settings.warmup_requests, strict=True)
-    ]
     deck = Deck(prompts, settings.seed)
-    workload = make_workload(deck, shapes, settings.canary_tokens, settings.temperature)
-    run_launches(folder, plan_launches(settings, job), workload, start, model, job.talk, settings.start_together)
+    run_launches(folder, plan_launches(settings, job), plan_workload(settings, deck), start, model, job.talk, settings.start_together)
     break_even = job.read("breakeven", "summary.json")["break_even"]
     summary = summarise(folder, settings, job.drafter.depth, sources, break_even, deck.reused)
     atomic_write_json(folder / "summary.json", summary)

@@ -149,7 +149,10 @@ def find_doubts(runs: Runs, cells: Sequence[Row], reused: int) -> list[str]:
     for cell in cells:
         per_launch = {arm: cell["output_tokens"][arm] / max(1, len(runs.of(arm))) for arm in ARMS}
         if per_launch["baseline"] and abs(gap := relative_gap(per_launch["speculative"], per_launch["baseline"])) > LENGTH_TOLERANCE:
-            findings.append(f"concurrency {cell['concurrency']}: the speculative arm's answers are {gap:+.1%} longer than the baseline's")
+            word = "longer" if gap > 0 else "shorter"
+            findings.append(
+                f"concurrency {cell['concurrency']}: the speculative arm's answers are {abs(gap):.1%} {word} than the baseline's"
+            )
     for arm in ARMS:
         rates = [row["canary_tok_s"] for row in runs.of(arm)]
         if rates and max(rates) / min(rates) - 1 > CANARY_TOLERANCE:

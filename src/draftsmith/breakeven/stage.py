@@ -88,7 +88,7 @@ def run(settings: BreakevenSettings, job: Job) -> dict[str, Any]:
 
 def write_drafter(job: Job, folder: Path, seed: int) -> None:
     """A drafter of the recipe's shape with random weights, made anew on every start (torch is imported only here)."""
-    from draftsmith.models.eagle3 import write_random_drafter
+    from draftsmith.models.checkpoint import write_random_drafter
 
     shutil.rmtree(folder, ignore_errors=True)
     write_random_drafter(job.target, job.drafter, folder, seed)

