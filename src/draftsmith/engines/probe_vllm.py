@@ -9,6 +9,7 @@ import argparse
 import dataclasses
 import json
 import platform
+import re
 import sys
 from typing import get_args
 
@@ -25,6 +26,12 @@ def jsonable(value: object) -> object:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
+def type_name(annotation: object) -> str:
+    """int, str | None, Literal['a', 'b'], ... without module names."""
+    name = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    return re.sub(r"\b(?:[a-z_]\w*\.)+", "", name)
+
+
 def config_keys(config: type) -> dict[str, dict[str, object]]:
     """Keys of --speculative-config: type and default, as vLLM's config class declares them."""
     keys: dict[str, dict[str, object]] = {}
@@ -35,7 +42,7 @@ def config_keys(config: type) -> dict[str, dict[str, object]]:
         if hasattr(default, "default"):  # a pydantic FieldInfo
             default = default.default
         given = default is not dataclasses.MISSING and "Undefined" not in type(default).__name__
-        keys[field.name] = {"type": str(field.type), "default": jsonable(default) if given else None}
+        keys[field.name] = {"type": type_name(field.type), "default": jsonable(default) if given else None}
     return keys
 
 
