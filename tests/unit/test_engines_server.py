@@ -87,6 +87,16 @@ def test_stop_ends_the_whole_tree_quickly(tmp_path: Path) -> None:
         server.stop()  # again does no harm
 
 
+def test_the_engine_has_a_temporary_folder_that_goes_with_it(tmp_path: Path) -> None:
+    launch = fake_launch().with_(env={"TMPDIR": str(tmp_path)})
+    with start(FakeEngine(), PYTHON, launch, tmp_path / "log", 20) as server:
+        environ = Path("/proc", str(server.pid), "environ").read_text().split("\0")
+        [scratch] = [Path(value.removeprefix("TMPDIR=")) for value in environ if value.startswith("TMPDIR=")]
+        assert scratch.parent == tmp_path and scratch.is_dir()
+        (scratch / "socket").write_text("left behind")
+    assert not scratch.exists()
+
+
 def test_an_exception_inside_the_block_ends_the_tree(tmp_path: Path) -> None:
     launch, mark = with_mark(fake_launch(grandchildren=3))
     with pytest.raises(ZeroDivisionError), start(FakeEngine(), PYTHON, launch, tmp_path / "log", 20):

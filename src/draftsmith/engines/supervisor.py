@@ -5,6 +5,7 @@
 A process of its own, in its own session. It holds the read end of a pipe from its parent (stdin): end of file, SIGTERM or a new
 parent mean that the command ended, however it ended (kill -9 included). As a child subreaper it inherits every grandchild whose
 parent dies, so the tree is always found by walking down from here. The engine itself gets SIGTERM should this process be killed.
+The engine's TMPDIR is a folder of its own, removed with it: engines leave their sockets behind when they are killed.
 Says on stdout "pid N" once the engine runs, or "failed MESSAGE". Exits with the engine's status.
 """
 
@@ -13,8 +14,10 @@ from __future__ import annotations
 import ctypes
 import os
 import select
+import shutil
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -85,7 +88,7 @@ def end_tree(engine: int, status: int | None, grace_s: float) -> int | None:
     return reap(engine, status)
 
 
-def start_engine(argv: list[str], log: str) -> int:
+def start_engine(argv: list[str], log: str, scratch: str) -> int:
     """Fork and exec the engine with its output in the log; returns its pid. The supervisor's own pipes are not passed on."""
     supervisor = os.getpid()
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -101,7 +104,7 @@ def start_engine(argv: list[str], log: str) -> int:
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.dup2(output, 1)
             os.dup2(output, 2)
-            os.execv(argv[0], argv)
+            os.execve(argv[0], argv, {**os.environ, "TMPDIR": scratch})
         except OSError as error:
             os.write(write_error, f"{argv[0]}: {error.strerror}".encode())
         os._exit(127)
@@ -124,7 +127,8 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda received, _frame: asked_to_stop.append(received))
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    engine = start_engine(argv, log)
+    scratch = tempfile.mkdtemp(prefix="draftsmith-")
+    engine = start_engine(argv, log, scratch)
     status: int | None = None
     while status is None and not asked_to_stop and os.getppid() == parent:
         ready, _, _ = select.select([0, wake_read], [], [], POLL_S)
@@ -134,6 +138,7 @@ def main() -> int:
             break
         status = reap(engine, status)
     status = end_tree(engine, status, grace_s)
+    shutil.rmtree(scratch, ignore_errors=True)
     code = os.waitstatus_to_exitcode(status) if status is not None else 1
     return code if code >= 0 else 128 - code
 
