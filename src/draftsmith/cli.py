@@ -11,6 +11,7 @@ import difflib
 import json
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,7 +20,7 @@ from draftsmith import __version__, commands
 from draftsmith.errors import DraftsmithError, UsageError
 from draftsmith.stages import STAGES
 
-INTERRUPTED = 130
+INTERRUPTED, FAULT = 130, 4
 DESCRIPTION = """Makes speculative decoding pay, and proves it: from a target model and an inference engine to a drafter that is
 measurably faster there, with the interval of the speed-up, or to the finding that it will not pay."""
 EPILOG = """examples:
@@ -33,7 +34,8 @@ EPILOG = """examples:
 exit codes:
   0 done, or the gate passed         1 the gate failed: measured soundly, and it does not pay
   2 usage or recipe error            3 inconclusive or invalid measurement
-  4 check or environment failed      130 interrupted; the same command goes on where it stopped
+  4 check or environment failed,     130 interrupted; the same command goes on where it stopped
+    or a fault of Draftsmith itself
 
 `draftsmith COMMAND --help` tells more."""
 
@@ -162,7 +164,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
     as_json = "--json" in words
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, interrupt)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and background jobs keep what they asked for
+            signal.signal(number, interrupt)
     try:
         args = parse(words)
         with contextlib.redirect_stdout(sys.stderr):  # a library that prints must not spoil the data
@@ -173,6 +176,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("\ninterrupted; what is finished stays: run the same command to go on\n")
         document, text, code = failure("Interrupted", "interrupted", "run the same command to go on", INTERRUPTED)
+    except Exception as error:  # the outermost edge: exit code 1, which Python would give, means that the gate failed
+        traceback.print_exc()
+        sys.stderr.write("\nerror: this is a fault of Draftsmith itself, please report it with the lines above\n")
+        document, text, code = failure("Fault", f"{type(error).__name__}: {error}", "please report it", FAULT)
     if as_json:
         print(json.dumps(document, indent=2))
     elif text:

@@ -14,7 +14,7 @@ from draftsmith.job import Job, Plan, Stage, Talk, clock
 from draftsmith.keys import GATES, PASSED, stage_config
 from draftsmith.manifest import Manifest, hash_outputs, stage_key
 from draftsmith.recipe import Recipe
-from draftsmith.runfolder import State, find, first_start, locked, prepare, user_error, worked_s, working
+from draftsmith.runfolder import State, disk_errors_said_plainly, find, first_start, locked, prepare, worked_s, working
 from draftsmith.stages import STAGES
 
 GATE_EXIT = {"passed": 0, "failed": 1, "inconclusive": 3}
@@ -85,7 +85,7 @@ def run(recipe: Recipe, job: Job, until: str | None = None) -> Outcome:
     Raises the first DraftsmithError of a stage; everything before it stays, and the same command goes on from there.
     """
     outcome = Outcome(job.run)
-    with locked(job.run):
+    with locked(job.run), disk_errors_said_plainly(job.run):
         for name in selection(until):
             outcome.stages.append(run_stage(name, recipe, job))
     total_s = sum(done.active_s for done in outcome.stages)
@@ -96,7 +96,7 @@ def run(recipe: Recipe, job: Job, until: str | None = None) -> Outcome:
 def run_one(name: str, recipe: Recipe, job: Job) -> Outcome:
     """Run a single stage on the finished folders of the stages that it reads. Raises UsageError when one of those is missing or stale."""
     outcome = Outcome(job.run)
-    with locked(job.run):
+    with locked(job.run), disk_errors_said_plainly(job.run):
         require_inputs(name, recipe, job)
         outcome.stages.append(run_stage(name, recipe, job))
     return outcome
@@ -115,16 +115,11 @@ def run_stage(name: str, recipe: Recipe, job: Job) -> Done:
         return Done(name, "skipped", finished.active_s, finished.summary)
     before_s = worked_s(folder)
     job.talk.say(f"{name}: {'goes on after ' + clock(before_s) if before_s else 'starts'} ({STAGES[name]})")
-    try:
-        with working(folder):
-            summary = stage.run(settings, job)
-            outputs = hash_outputs(folder)
-        manifest = Manifest(name, config, inputs, outputs, summary, started=first_start(folder), active_s=worked_s(folder))
-        manifest.write(folder)
-    except OSError as error:
-        if (told := user_error(error, job.run)) is None:
-            raise
-        raise told from error
+    with working(folder):
+        summary = stage.run(settings, job)
+        outputs = hash_outputs(folder)
+    manifest = Manifest(name, config, inputs, outputs, summary, started=first_start(folder), active_s=worked_s(folder))
+    manifest.write(folder)
     job.talk.say(f"{name}: done in {clock(manifest.active_s)}")
     return Done(name, "done", manifest.active_s, summary)
 
@@ -138,12 +133,13 @@ def identity_for(name: str, source: str, folder: Path) -> str:
 
 def require_inputs(name: str, recipe: Recipe, job: Job) -> None:
     """Every stage that `name` reads, directly or not, is finished for this recipe."""
-    for source, found in survey(recipe, job, needed(name)).items():
+    sources = needed(name)
+    for source, found in survey(recipe, job, sources).items():
         folder = job.folder(source)
         if found.state == "finished" and found.place == folder:
             continue
         why = "was made with other settings or inputs" if Manifest.read(folder) is not None else "has not finished"
-        raise UsageError(f"{name} reads {source}, which {why} in {job.run}", hint=f"draftsmith run RECIPE --until {source}")
+        raise UsageError(f"{name} needs {source}, which {why} in {job.run}", hint=f"draftsmith run RECIPE --until {sources[-1]}")
 
 
 def needed(name: str) -> list[str]:

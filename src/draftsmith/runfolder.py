@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
+from safetensors import SafetensorError
+
 from draftsmith.errors import DraftsmithError, EnvironmentFailed
 from draftsmith.job import Talk
 from draftsmith.manifest import Manifest, append_jsonl, atomic_write_text, read_jsonl
@@ -25,6 +27,7 @@ KEY = ".key"  # what the work in this folder is for, written before the work beg
 TIMES = ".times.jsonl"  # {"start", "seconds"} every few seconds: a killed start still counts
 BEAT_S = 2.0
 FULL = (errno.ENOSPC, errno.EDQUOT)
+SIGNS_OF_FULL = ("No space left on device", "inline_container.cc")  # safetensors; torch.save, whose message has nothing better
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 State = Literal["finished", "half done", "to do"]
@@ -57,13 +60,25 @@ def locked(run: Path) -> Iterator[None]:
         yield
 
 
-def user_error(error: OSError, place: Path) -> DraftsmithError | None:
+@contextmanager
+def disk_errors_said_plainly(place: Path) -> Iterator[None]:
+    """Turn what a full or forbidden disk makes of Python, torch and safetensors into EnvironmentFailed; let everything else pass."""
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        if (told := user_error(error, place)) is None:
+            raise
+        raise told from error
+
+
+def user_error(error: Exception, place: Path) -> DraftsmithError | None:
     """What to tell the user when the disk is the reason; None when the error is something else."""
-    if error.errno in FULL or "No space left on device" in str(error):
+    number = error.errno if isinstance(error, OSError) else None
+    if number in FULL or any(sign in str(error) for sign in SIGNS_OF_FULL):
         free = shutil.disk_usage(place).free / 2**20
         found = f"the disk is full: {error} ({free:.0f} MiB free in {place})"
         return EnvironmentFailed(found, hint="free some space and run the same command to go on")
-    if error.errno in FORBIDDEN:
+    if number in FORBIDDEN:
         return EnvironmentFailed(f"no permission: {error}", hint="choose another folder with --run-folder, or change its owner")
     return None
 

@@ -124,14 +124,16 @@ def walk_and_kill(road: Road, stage: str, reached: Callable[[], bool], delay_s: 
     """Start the command, kill it -9 in the stage, and note what was there."""
     with log.open("a") as file:
         child = subprocess.Popen(command(road.run), stdout=file, stderr=file, stdin=subprocess.DEVNULL)
-        deadline = time.monotonic() + PATIENCE_S
-        while not reached():
-            assert child.poll() is None, f"the command ended before {stage} could be killed:\n{log.read_text()[-3000:]}"
-            assert time.monotonic() < deadline, f"{stage} was not reached in {PATIENCE_S:.0f} s:\n{log.read_text()[-3000:]}"
-            time.sleep(0.05)
-        time.sleep(delay_s)
-        family = descendants(child.pid)
-        child.kill()
+        try:
+            deadline = time.monotonic() + PATIENCE_S
+            while not reached():
+                assert child.poll() is None, f"the command ended before {stage} could be killed:\n{log.read_text()[-3000:]}"
+                assert time.monotonic() < deadline, f"{stage} was not reached in {PATIENCE_S:.0f} s:\n{log.read_text()[-3000:]}"
+                time.sleep(0.05)
+            time.sleep(delay_s)
+            family = descendants(child.pid)
+        finally:
+            child.kill()
         assert child.wait() == -9, f"{stage} had ended before the kill"
     survivors = still_there(family, within_s=15)
     folder = road.run / stage

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -139,6 +140,23 @@ def test_exit_codes_of_mistakes(recipe: Path, capsys: pytest.CaptureFixture[str]
     assert cli.main(words.split()) == code
     out, err = capsys.readouterr()
     assert out == "" and "error: " in err and "hint: " in err
+
+
+def test_a_fault_of_ours_is_not_taken_for_a_failed_gate(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fake_stages.install()["data"].fail = KeyError("oops")
+    assert cli.main(["run", str(recipe), "--json"]) == 4
+    out, err = capsys.readouterr()
+    assert json.loads(out)["error"]["message"] == "KeyError: 'oops'" and "Traceback" in err and "please report it" in err
+
+
+def test_nohup_is_respected(recipe: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        fake_stages.install()
+        assert cli.main(["run", str(recipe), "--until", "check", "-q"]) == 0
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_dry_run_prints_the_plan_and_does_nothing(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:

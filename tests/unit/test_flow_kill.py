@@ -23,7 +23,13 @@ KILLS = 24
 def start(recipe: Path, run: Path, env: dict[str, str], **more: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "fake_stages", "run", str(recipe), "--run-folder", str(run)]
     env = {**env, "FAKE_SAYS_PIECES": "1", **more}
-    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=hear_signals)
+
+
+def hear_signals() -> None:
+    """Tests in the background of a script ignore Ctrl-C, and would hand that on."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def wait_for_pieces(child: subprocess.Popen[str], count: int) -> bool:
