@@ -1,14 +1,17 @@
 """Settings of the verify stage."""
 
+from pydantic import Field
+
 from draftsmith.settings import Settings
 
 
 class VerifySettings(Settings):
     """How the exported drafter and the speculative server are held against the reference."""
 
-    prompts: int = 24
-    output_tokens: int = 64
-    concurrency: int = 4
-    near_tie_logits: float = 0.5
-    max_accept_len_gap: float = 0.05
-    replica_env: tuple[dict[str, str], ...] = ({}, {})
+    prompts: int = Field(default=24, ge=1, description="held-out prompts, spread evenly over the held-out file")
+    output_tokens: int = Field(default=64, ge=2)
+    concurrency: int = Field(default=4, ge=1)
+    near_tie_logits: float = Field(default=0.5, description="a divergence below this float32 logit gap is a near-tie of the target")
+    near_tie_logits_float32: float = Field(default=1e-3, description="the same for the float32 servers")
+    max_accept_len_gap: float = Field(default=0.05, description="largest relative gap between replayed and served accept_len")
+    replica_env: tuple[dict[str, str], ...] = Field(default=({}, {}), min_length=2, description="variables of the two servers side by side")
