@@ -25,6 +25,7 @@ from draftsmith.metrics import Acceptance
 
 PLAN, LAUNCHES, REQUESTS = "plan.json", "launches.jsonl", "requests.jsonl"
 COUNTER_TOLERANCE = 0.01  # share by which the server's token counter may differ from the sum of usage
+COUNTER_LAG_S = 3.0
 Row = dict[str, Any]
 
 
@@ -96,6 +97,7 @@ class Recorder:
         self.server = server
         self.model = model
         self.invalid: list[str] = []
+        self.answered_tokens = 0  # usage of all replies of this launch so far
 
     def loop(self, phase: str, requests: Sequence[Request], concurrency: int) -> list[Reply]:
         """Run a closed loop and record it. Raises EnvironmentFailed when the engine died on the way."""
@@ -107,6 +109,7 @@ class Recorder:
             append_jsonl(self.path, head | {key: None if value != value else value for key, value in row.items()})
 
         replies = run_closed_loop(self.server.url, self.model, requests, concurrency, write)
+        self.answered_tokens += sum(reply.completion_tokens for reply in replies)
         failed = [reply for reply in replies if not reply.ok]
         if failed:
             self.server.check_alive()
@@ -115,8 +118,13 @@ class Recorder:
         return replies
 
     def counters(self) -> tuple[int | None, Acceptance | None]:
-        """(output tokens, acceptance) since the server started. Counters that contradict each other make the launch invalid."""
-        tokens = self.server.generation_tokens()
+        """(output tokens, acceptance) since the server started. Counters that contradict each other make the launch invalid.
+
+        An engine may publish its counters a moment after the last token: waits until they hold every answered token.
+        """
+        patience = time.monotonic() + COUNTER_LAG_S
+        while (tokens := self.server.generation_tokens()) is not None and tokens < self.answered_tokens and time.monotonic() < patience:
+            time.sleep(0.05)
         try:
             return tokens, self.server.acceptance(self.planned.depth) if self.planned.depth else None
         except InvalidMeasurement as error:
