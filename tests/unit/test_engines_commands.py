@@ -152,6 +152,13 @@ LOGS = {
         "larger than the available KV cache memory",
         "VLLM_CPU_KVCACHE_SPACE",
     ),
+    "bare exception, then wrappers": (
+        "Process Worker:\nException: no such thing\n"
+        "Exception: WorkerProc initialization failed due to an exception in a background process. See stack trace for root cause.\n",
+        "Exception: no such thing",
+        "traceback",
+    ),
+    "no exception": ("loading weights\nRuntimeError: Engine core initialization failed.\n", "loading weights", "log"),
     "silence": ("", "the log is empty", "log"),
 }
 

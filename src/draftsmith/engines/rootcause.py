@@ -34,7 +34,7 @@ COMMON = (
 PREFIX = re.compile(
     r"^(\([^)]*pid=\d+\)\s*)*((ERROR|WARNING|INFO|CRITICAL)\s+\d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\]\s?)?(\[\d{4}-\d\d-\d\d [^\]]*\]\s?)?"
 )
-EXCEPTION = re.compile(r"^(?:[A-Za-z_][\w]*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure)\b(?::.*)?$")
+EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*)?(?:Error|Exception|Interrupt|Exit|Failure)\b(?::.*)?$")
 
 
 def plain_lines(log_text: str) -> list[str]:
@@ -57,7 +57,7 @@ def find_cause(log_text: str, known: Sequence[Cause], wrappers: Sequence[str]) -
     for number, line in enumerate(lines):
         if EXCEPTION.match(line) and not any(re.search(wrapper, line) for wrapper in wrappers):
             return with_detail(lines, number), "see the log for the whole traceback"
-    spoken = [line.strip() for line in lines if line.strip()]
+    spoken = [line.strip() for line in lines if line.strip() and not any(re.search(wrapper, line) for wrapper in wrappers)]
     return (spoken[-1] if spoken else "the log is empty"), "see the log"
 
 
