@@ -27,6 +27,7 @@ from draftsmith.settings import DrafterSettings, EngineSettings
 FIXTURE = Path(__file__).parent / "report_fixture"
 WORDS = ["[UNK]", "user:", "why", "blue", "because", "<script>alert(1)</script>", "scattering"]
 HOSTILE = "<script>alert('x')</script> | `rm` \"& $x^2$ <img src=https://example.invalid/x.png>"
+BAD = {"launch": 2, "arm": "speculative", "reason": "accept_len is exactly 1.00"}
 VOID = {"meta", "br", "img", "link", "hr", "input"}
 
 
@@ -151,13 +152,14 @@ def test_measured_beside_needed_is_cut_to_the_depth(job: Job) -> None:
 
 
 def test_prediction_of_the_cost_model(job: Job) -> None:
+    edit(job, "bench/summary.json", lambda s: [c.update(predicted_speedup=9.5) for c in s["cells"]])
     _, _, content = made(job)
     needed = {row["concurrency"]: row["accept_len"] for row in content["break_even"]["rows"] if row["depth"] == 3}
     replayed = content["verify"]["replay"]["predicted"]["accept_len"]
-    for cell in content["verdict"]["cells"]:
-        assert cell["predicted_speedup"] == pytest.approx(replayed / needed[cell["concurrency"]])
-    edit(job, "bench/summary.json", lambda s: s["cells"][0].update(predicted_speedup=9.5))
-    assert made(job)[2]["verdict"]["cells"][0]["predicted_speedup"] == 9.5
+    rows = content["predicted_beside_measured"]
+    told = {row["quantity"]: row["predicted"] for row in rows if "replay's" in row["source"]}
+    assert told == {f"speed-up, C = {c}": pytest.approx(replayed / needed[c]) for c in (1, 8)}
+    assert [row["predicted"] for row in rows if "bench's" in row["source"]] == [9.5, 9.5]
 
 
 @pytest.mark.parametrize("missing", stage.INPUTS)
@@ -192,20 +194,23 @@ def test_absent_counters_are_not_zero(job: Job) -> None:
 
 
 def test_invalid_launches_are_in_sight(job: Job) -> None:
-    edit(job, "bench/summary.json", lambda s: s["invalid"].append({"launch": 2, "reason": "accept_len is exactly 1.00"}))
+    edit(job, "bench/summary.json", lambda s: s["invalid"].extend([BAD, {**BAD, "reason": "one failed"}]))
     html, short, _ = made(job)
     assert "1 invalid of 4 launches" in html and 'class="struck"' in html
-    assert "Invalid launches (excluded): 2 (accept_len is exactly 1.00)" in short
+    assert "Invalid launches (excluded): 2 (accept_len is exactly 1.00); 2 (one failed)" in short
 
 
-def test_an_interval_that_was_not_measured(job: Job) -> None:
+def test_too_few_valid_launches(job: Job) -> None:
     def change(summary: Any) -> None:
-        summary["cells"][0]["speedup"].update(low=None, high=None)
-        summary["cells"][0]["verdict"] = "inconclusive"
+        summary["cells"][0].update(speedup=None, verdict="inconclusive", acceptance=None)
+        summary["cells"][0]["speculative_tok_s"] = {"mean": None, "launches": []}
 
     edit(job, "bench/summary.json", change)
-    html, short, _ = made(job)
-    assert 'class="unsure"' in html and "95 % interval absent" in html and "| absent |" in short
+    html, short, content = made(job)
+    Page(html)
+    assert content["verdict"]["cells"][0]["speedup"] is None
+    assert 'class="unsure"' in html and "too few valid launches" in html
+    assert re.search(r"\| 1 \| 31\.\d \| absent \| absent \| absent \| absent \| absent \| 1\.50 \| inconclusive \|", short)
 
 
 def test_text_from_outside_stays_text(job: Job) -> None:

@@ -12,7 +12,7 @@ from draftsmith.report.svg import ROLES, themed
 
 
 def cell(concurrency: int, ratio: float, verdict: str) -> dict:
-    rate = {"mean": 30.0, "launches": [29.0, 31.0], "low": None, "high": None}
+    rate = {"mean": 30.0, "launches": [29.0, 31.0]}
     return {
         "concurrency": concurrency,
         "verdict": verdict,

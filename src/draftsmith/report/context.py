@@ -28,15 +28,13 @@ def build(settings: ReportSettings, job: Job) -> dict[str, Any]:
     verify = verify_section(done, job.target)
     training = training_section(done)
     break_even = break_even_section(done, verdict)
-    if verdict is not None:
-        fill_predictions(verdict, break_even, verify, job.drafter.depth)
     content = {
         "schema": SCHEMA,
         "title": settings.title or job.run.name,
         "subject": {"target": job.target.name, "engine": job.engine.name, "drafter": job.drafter.algorithm, "depth": job.drafter.depth},
         "verdict": verdict,
         "acceptance": acceptance_series(training, verify, verdict),
-        "predicted_beside_measured": predictions(training, verify, verdict),
+        "predicted_beside_measured": predictions(training, verify, verdict, break_even, job.drafter.depth),
         "break_even": break_even,
         "verify": verify,
         "training": training,
@@ -79,6 +77,8 @@ def verdict_section(done: Finished) -> Section:
             "gate_concurrency": manifest.config["settings"].get("gate_concurrency"),
             "cells": cells,
             "order": summary.get("order"),
+            "gate_reason": summary.get("gate_reason"),
+            "findings": summary.get("findings") or [],
             "invalid": [{"launch": row["launch"], "reason": str(row["reason"])} for row in summary["invalid"]],
             "canary": [{"launch": row["launch"], "arm": row["arm"], "tok_s": row["tok_s"]} for row in summary.get("canary") or []],
             "accept_len_by_source": summary.get("accept_len_by_source"),
@@ -97,20 +97,15 @@ def bench_cell(cell: dict[str, Any]) -> dict[str, Any]:
         "verdict": cell["verdict"],
         "baseline_tok_s": rate(cell["baseline_tok_s"]),
         "speculative_tok_s": rate(cell["speculative_tok_s"]),
-        "speedup": {key: cell["speedup"].get(key) for key in ("ratio", "low", "high", "pairs", "method")},
+        "speedup": cell["speedup"] and {key: cell["speedup"][key] for key in ("ratio", "low", "high", "pairs", "method")},
         "acceptance": acceptance(cell.get("acceptance")),
         "predicted_speedup": cell.get("predicted_speedup"),
     }
 
 
 def rate(content: dict[str, Any]) -> dict[str, Any]:
-    """Mean and single launches; low and high when the stage gives an interval."""
-    return {
-        "mean": content["mean"],
-        "launches": [float(value) for value in content["launches"]],
-        "low": content.get("low"),
-        "high": content.get("high"),
-    }
+    """Mean and single launches; the mean is None when no launch of the arm was valid."""
+    return {"mean": content["mean"], "launches": [float(value) for value in content["launches"]]}
 
 
 def launch_row(row: dict[str, Any]) -> dict[str, Any]:
@@ -204,15 +199,12 @@ def measured_at(verdict: Section, concurrency: int, depth: int) -> float | None:
 # --- predicted beside measured ---------------------------------------------------------------------------------------
 
 
-def fill_predictions(verdict: dict[str, Any], break_even: Section, verify: Section, depth: int) -> None:
-    """Where bench gives no predicted speed-up: A * T_ar / T_round, with A as replay predicted it before bench."""
-    predicted = verify and verify["replay"] and verify["replay"]["predicted"]
-    if not predicted or not break_even:
-        return
-    needed = {row["concurrency"]: row["accept_len"] for row in break_even["rows"] if row["depth"] == depth}
-    for cell in verdict["cells"]:
-        if cell["predicted_speedup"] is None and needed.get(cell["concurrency"]):
-            cell["predicted_speedup"] = predicted["accept_len"] / needed[cell["concurrency"]]
+def foretold_speedup(break_even: Section, concurrency: int, depth: int, predicted: float) -> float | None:
+    """A * T_ar / T_round with A as replay predicted it before bench; None where breakeven did not measure this cell."""
+    for row in break_even["rows"] if break_even else []:
+        if (row["concurrency"], row["depth"]) == (concurrency, depth):
+            return predicted / row["accept_len"]
+    return None
 
 
 def acceptance_series(training: Section, verify: Section, verdict: Section) -> list[dict[str, Any]]:
@@ -231,7 +223,7 @@ def acceptance_series(training: Section, verify: Section, verdict: Section) -> l
     return [{"kind": kind, "short": short, "name": name, **counted} for kind, short, name, counted in found if counted]
 
 
-def predictions(training: Section, verify: Section, verdict: Section) -> list[dict[str, Any]]:
+def predictions(training: Section, verify: Section, verdict: Section, break_even: Section, depth: int) -> list[dict[str, Any]]:
     """Every number that was predicted before it was measured."""
     rows: list[tuple[str, str, float, float]] = []
     replayed, served = (accept_len(verify["replay"][side]) for side in ("predicted", "served")) if verify else (None, None)
@@ -245,8 +237,12 @@ def predictions(training: Section, verify: Section, verdict: Section) -> list[di
             rows.append((f"accept_len, {at}", "replay / bench", replayed, measured))
         if measured is not None and taught is not None:
             rows.append((f"accept_len, {at}", "training, teacher-forced / bench", taught, measured))
-        if cell["predicted_speedup"] is not None:
-            rows.append((f"speed-up, {at}", "cost model A × T_ar / T_round / bench", cell["predicted_speedup"], cell["speedup"]["ratio"]))
+        ratio = cell["speedup"]["ratio"] if cell["speedup"] else None
+        foretold = None if replayed is None else foretold_speedup(break_even, cell["concurrency"], depth, replayed)
+        if ratio is not None and foretold is not None:
+            rows.append((f"speed-up, {at}", "cost model with replay's accept_len / bench", foretold, ratio))
+        if ratio is not None and cell["predicted_speedup"] is not None:
+            rows.append((f"speed-up, {at}", "cost model with bench's accept_len / bench", cell["predicted_speedup"], ratio))
     return [
         {"quantity": quantity, "source": source, "predicted": predicted, "measured": measured, "gap": relative_gap(predicted, measured)}
         for quantity, source, predicted, measured in rows

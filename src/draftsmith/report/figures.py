@@ -33,27 +33,27 @@ def concurrency_axis(ax: Axes, concurrencies: Sequence[int]) -> None:
 
 
 def throughput(cells: Sequence[dict[str, Any]]) -> str:
-    """Output tokens per second of both arms: a bar for the mean, a ring for each launch, a whisker for the mean's interval."""
+    """Output tokens per second of both arms: a bar for the mean, a ring for each launch."""
 
     def plot(ax: Axes) -> None:
+        labels = {arm: arm for arm in ARM}
         for offset, (arm, colour) in zip((-0.2, 0.2), ARM.items(), strict=True):
             for slot, cell in enumerate(cells):
                 rate = cell[f"{arm}_tok_s"]
+                if rate["mean"] is None:
+                    continue
                 x = slot + offset
-                ax.bar(x, rate["mean"], width=0.34, color=colour, label=arm if slot == 0 else None)
+                ax.bar(x, rate["mean"], width=0.34, color=colour, label=labels.pop(arm, None))
                 spread = [x + 0.05 * (i - (len(rate["launches"]) - 1) / 2) for i in range(len(rate["launches"]))]
                 ax.scatter(spread, rate["launches"], s=20, facecolors=SURFACE, edgecolors=INK, linewidths=1, zorder=3)
-                if rate["low"] is not None:
-                    ax.plot([x, x], [max(rate["low"], 0), rate["high"]], color=INK, linewidth=1.2, zorder=2.5)
-                ax.annotate(f"{rate['mean']:.1f}", (x, max([rate["mean"], *rate["launches"], rate["high"] or 0])), (0, 6), **ABOVE)
+                ax.annotate(f"{rate['mean']:.1f}", (x, max([rate["mean"], *rate["launches"]])), (0, 6), **ABOVE)
         concurrency_axis(ax, [cell["concurrency"] for cell in cells])
         ax.set_ylim(0, ax.get_ylim()[1] * 1.08)
         ax.set_ylabel("output tok/s")
         legend_above(ax)
 
-    said = "; ".join(
-        f"concurrency {c['concurrency']}: " + ", ".join(f"{arm} {c[f'{arm}_tok_s']['mean']:.1f}" for arm in ARM) for c in cells
-    )
+    means = [(cell["concurrency"], arm, cell[f"{arm}_tok_s"]["mean"]) for cell in cells for arm in ARM]
+    said = "; ".join(f"concurrency {c}, {arm}: {'absent' if mean is None else f'{mean:.1f}'}" for c, arm, mean in means)
     return draw("throughput", f"Output tokens per second. {said}", plot)
 
 
@@ -69,11 +69,11 @@ def speedup(cells: Sequence[dict[str, Any]]) -> str:
         for slot, cell in enumerate(cells):
             ratio = cell["speedup"]
             colour = VERDICT[cell["verdict"]]
-            if ratio["low"] is not None:
-                ax.plot([slot, slot], [ratio["low"], ratio["high"]], color=colour, linewidth=7, alpha=0.3, solid_capstyle="round")
-            ax.plot(slot, ratio["ratio"], "o", color=colour, markersize=8)
             beside = {**ABOVE, "ha": "right", "va": "center", "fontsize": 12.5}
-            ax.annotate(f"{ratio['ratio']:.2f}×", (slot, ratio["ratio"]), (-12, 0), **beside)
+            if ratio is not None:
+                ax.plot([slot, slot], [ratio["low"], ratio["high"]], color=colour, linewidth=7, alpha=0.3, solid_capstyle="round")
+                ax.plot(slot, ratio["ratio"], "o", color=colour, markersize=8)
+                ax.annotate(f"{ratio['ratio']:.2f}×", (slot, ratio["ratio"]), (-12, 0), **beside)
             if cell["predicted_speedup"] is not None:
                 label = None if ax.get_legend_handles_labels()[0] else "predicted by the cost model"
                 ax.plot(slot + 0.16, cell["predicted_speedup"], "D", markerfacecolor="none", color=PREDICTED, markersize=7, label=label)
@@ -83,7 +83,8 @@ def speedup(cells: Sequence[dict[str, Any]]) -> str:
         ax.set_ylabel("speed-up (×)")
         legend_above(ax)
 
-    said = "; ".join(f"concurrency {c['concurrency']}: {c['speedup']['ratio']:.2f}, {c['verdict']}" for c in cells)
+    ratios = [(c["concurrency"], f"{c['speedup']['ratio']:.2f}" if c["speedup"] else "absent", c["verdict"]) for c in cells]
+    said = "; ".join(f"concurrency {concurrency}: {ratio}, {verdict}" for concurrency, ratio, verdict in ratios)
     return draw("speedup", f"Speed-up of the speculative arm. {said}", plot)
 
 

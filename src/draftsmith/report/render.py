@@ -147,11 +147,9 @@ def inner(value: Any) -> str:
     return ABSENT if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def interval(speedup: dict[str, Any]) -> str:
+def interval(speedup: dict[str, Any] | None) -> str:
     """1.42–1.57, or the word for what is not there."""
-    if speedup["low"] is None or speedup["high"] is None:
-        return ABSENT
-    return f"{speedup['low']:.2f}–{speedup['high']:.2f}"
+    return ABSENT if speedup is None else f"{speedup['low']:.2f}–{speedup['high']:.2f}"
 
 
 def markdown_cell(value: Any) -> Any:
