@@ -30,7 +30,7 @@ from draftsmith.train.objective import Teacher, acceptance, rollout_steps, targe
 from draftsmith.train.settings import TrainSettings
 from draftsmith.train.vocabulary import choose_vocabulary, coverage
 
-SETTINGS = TrainSettings(epochs=4, budget_s=1e6, tokens_per_batch=40, checkpoint_every_s=0.0, evaluate_every_s=1e6, learning_rate=5e-3)
+SETTINGS = TrainSettings(epochs=4, budget_s=1e6, tokens_per_batch=40, checkpoint_every_s=0.0, evaluate_every_s=1e6, learning_rate=5e-3, matrix_learning_rate=5e-3)
 
 
 def stored(length: int, prompt: int, seed: int) -> StoredSample:

@@ -9,11 +9,12 @@ class TrainSettings(Settings):
     """One training run. It ends after `budget_s` of work (summed over restarts) or `epochs`, whichever comes first."""
 
     budget_s: float = 300.0
-    epochs: int = 100
+    epochs: int = Field(default=100, ge=1)
     ttt_steps: int = Field(default=3, ge=1, description="training-time-test steps: how deep the drafter learns on its own features")
     step_decay: float = 0.8
-    tokens_per_batch: int = 2048
-    learning_rate: float = 1.5e-3
+    tokens_per_batch: int = Field(default=768, ge=1, description="supervised rows per step; small batches learn more per token here")
+    learning_rate: float = Field(default=1.5e-3, description="AdamW: output head and norms")
+    matrix_learning_rate: float = Field(default=6e-3, description="Muon (update scaled to AdamW's size): every other matrix")
     warmup_share: float = 0.03
     weight_decay: float = 0.01
     max_grad_norm: float = 1.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -25,7 +25,14 @@ class Progress:
     elapsed_s: float = 0.0
 
 
-def save_checkpoint(folder: Path, progress: Progress, drafter: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+class Stateful(Protocol):
+    """What a checkpoint needs of an optimizer."""
+
+    def state_dict(self) -> Any: ...
+    def load_state_dict(self, states: Any, /) -> None: ...
+
+
+def save_checkpoint(folder: Path, progress: Progress, drafter: nn.Module, optimizer: Stateful) -> None:
     """Replace the checkpoint atomically."""
     with atomic_folder(folder / CHECKPOINT) as new:
         content = {
@@ -37,7 +44,7 @@ def save_checkpoint(folder: Path, progress: Progress, drafter: nn.Module, optimi
         torch.save(content, new / "state.pt")
 
 
-def load_checkpoint(folder: Path, drafter: nn.Module, optimizer: torch.optim.Optimizer) -> Progress | None:
+def load_checkpoint(folder: Path, drafter: nn.Module, optimizer: Stateful) -> Progress | None:
     """Restore drafter, optimizer and random state in place; None when there is no checkpoint."""
     path = folder / CHECKPOINT / "state.pt"
     if not path.is_file():
