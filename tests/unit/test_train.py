@@ -63,6 +63,7 @@ def test_matches_and_acceptance_against_brute_force() -> None:
     assert acceptance(steps) == Acceptance.from_rounds(rounds, 3)
 
 
+@torch.no_grad()
 def test_loss_is_cross_entropy_with_the_renormalised_target() -> None:
     """One row by hand: softmax of the target's logits over the draft vocabulary against log-softmax of the draft's."""
     target = tiny_target()
@@ -84,6 +85,26 @@ def test_loss_is_cross_entropy_with_the_renormalised_target() -> None:
         assert float(step.loss_sum) == pytest.approx(expected, rel=1e-5)
     means = [float(step.loss_sum / step.weight_sum) for step in steps]
     assert float(total_loss(steps, 0.5)) == pytest.approx(means[0] + 0.5 * means[1])
+
+
+@torch.no_grad()
+def test_narrowed_rollout_keeps_the_rows_that_an_engine_reaches() -> None:
+    """With off_path_share 0, step k holds exactly the rows whose drafts before k were all right, with the same logits."""
+    target = tiny_target()
+    drafter = tiny_drafter(target, draft_vocab_size=VOCAB)
+    torch.manual_seed(5)
+    samples = [stored(30, 4, seed) for seed in range(4)]
+    batch = collate(samples, 3)
+    teacher, index = Teacher(target.final_norm, target.head_VH, drafter.target_ids_W), target_index(drafter)
+    full = rollout_steps(drafter, teacher, batch, 3, index)
+    narrow = rollout_steps(drafter, teacher, batch, 3, index, off_path_share=0.0)
+    assert int(full[0].match_BA.sum()) > 0, "no draft is right: the test would show nothing"
+    alive = full[0].match_BA
+    for k in (1, 2):
+        reached = alive & full[k].exists_BA
+        assert int(narrow[k].exists_BA.sum()) == int(reached.sum())
+        assert int(narrow[k].match_BA.sum()) == int((reached & full[k].match_BA).sum())
+        alive = alive & full[k].match_BA
 
 
 def test_supervised_rows_of_two_answers() -> None:

@@ -120,28 +120,14 @@ class Eagle3Drafter(nn.Module):
         return feature_BTD, merged, (self.rotary(attention.key(merged), position_BT), attention.value(merged))
 
     def rollout(self, features_BTF: Tensor, token_ids_BT: Tensor, row_BA: Tensor, steps: int) -> list[Tensor]:
-        """Training-time test: draft logits of every step at the chosen rows.
+        """Training-time test: draft logits of every step at the chosen rows, fed with the text's own tokens.
 
         token_ids_BT: [B, T + steps] ground-truth tokens (padded past the end); features_BTF: [B, T, F]; row_BA: which rows i < T
-        are queried, [B, A]. Step 0 sees rows j <= i of the context; step k adds row i's own states of steps 1..k only.
-        Returns `steps` tensors [B, A, W]; entry k at row i predicts token i + 2 + k.
+        are queried, [B, A]. Returns `steps` tensors [B, A, W]; entry k at row i predicts token i + 2 + k.
         """
-        B, T, _ = features_BTF.shape
-        attention = self.midlayer.self_attn
-        feature_BTD, merged, committed = self.context(features_BTF, token_ids_BT[:, 1 : T + 1])
-        mask_BAT = torch.arange(T, device=row_BA.device) <= row_BA[..., None]
-        state_BAD, merged_BAX = pick(feature_BTD, row_BA), pick(merged, row_BA)
-        own: list[tuple[Tensor, Tensor]] = []
-        logits = []
-        for k in range(steps):
-            if k:
-                merged_BAX = self.midlayer.merge(self.embed(token_ids_BT.gather(1, row_BA + 1 + k), state_BAD.dtype), state_BAD)
-                own.append((self.rotary(attention.key(merged_BAX), row_BA + k), attention.value(merged_BAX)))
-            query_BANE = self.rotary(attention.query(merged_BAX), row_BA + k)
-            attended = context_and_own_attention(query_BANE, committed, own, mask_BAT)
-            state_BAD = self.midlayer.finish(state_BAD, attended)
-            logits.append(self.head(state_BAD))
-        return logits
+        T = features_BTF.shape[1]
+        rollout = Rollout(self, features_BTF, token_ids_BT[:, 1 : T + 1], row_BA)
+        return [rollout.step(token_ids_BT.gather(1, row_BA + 1 + k)) for k in range(steps)]
 
     @torch.inference_mode()
     def draft(self, features_TF: Tensor, token_ids_T: Tensor, depth: int) -> Tensor:
@@ -152,27 +138,53 @@ class Eagle3Drafter(nn.Module):
         """
         T = features_TF.shape[0]
         assert token_ids_T.shape == (T + 1,), (features_TF.shape, token_ids_T.shape)
-        attention = self.midlayer.self_attn
-        feature_BTD, merged, committed = self.context(features_TF[None], token_ids_T[None, 1:])
-        state_BAD, merged_BAX = feature_BTD[:, -1:], merged[:, -1:]
-        mask = torch.ones(1, 1, T, dtype=torch.bool, device=merged.device)
-        own: list[tuple[Tensor, Tensor]] = []
-        drafts = []
-        for k in range(depth):
-            position = torch.full((1, 1), T - 1 + k, device=merged.device)
-            if k:
-                merged_BAX = self.midlayer.merge(self.embed(drafts[-1].view(1, 1), state_BAD.dtype), state_BAD)
-                own.append((self.rotary(attention.key(merged_BAX), position), attention.value(merged_BAX)))
-            query = self.rotary(attention.query(merged_BAX), position)
-            state_BAD = self.midlayer.finish(state_BAD, context_and_own_attention(query, committed, own, mask))
-            drafts.append(self.target_ids_W[self.head(state_BAD)[0, 0].argmax()])
-        return torch.stack(drafts)
+        rollout = Rollout(self, features_TF[None], token_ids_T[None, 1:], torch.full((1, 1), T - 1, device=token_ids_T.device))
+        drafts = [token_ids_T[-1]]
+        for _ in range(depth):
+            logits_BAW = rollout.step(drafts[-1].view(1, 1))
+            drafts.append(self.target_ids_W[logits_BAW[0, 0].argmax()])
+        return torch.stack(drafts[1:])
 
     def draft_logits(self, features_BTF: Tensor, token_ids_BT: Tensor) -> Tensor:
         """First-step draft logits [B, T-1, W] of every row that has a next token."""
         B, T = token_ids_BT.shape
         row_BA = torch.arange(T - 1, device=token_ids_BT.device).expand(B, T - 1)
         return self.rollout(features_BTF[:, : T - 1], token_ids_BT, row_BA, steps=1)[0]
+
+
+class Rollout:
+    """Rounds that begin at chosen rows and go on step by step, each on the drafter's own states.
+
+    Step 0 sees rows j <= i of the committed context; step k adds row i's own states of steps 1..k only.
+    """
+
+    def __init__(self, drafter: Eagle3Drafter, features_BTF: Tensor, next_ids_BT: Tensor, row_BA: Tensor) -> None:
+        self.drafter = drafter
+        feature_BTD, merged, self.committed = drafter.context(features_BTF, next_ids_BT)
+        self.row_BA = row_BA
+        self.mask_BAT = torch.arange(features_BTF.shape[1], device=row_BA.device) <= row_BA[..., None]
+        self.state_BAD, self.merged_BAX = pick(feature_BTD, row_BA), pick(merged, row_BA)
+        self.own: list[tuple[Tensor, Tensor]] = []
+        self.k = 0
+
+    def step(self, token_BA: Tensor) -> Tensor:
+        """Draft logits [B, A, W] of the next step. token_BA: the newest token of each round (i + 1 + k)."""
+        layer, rotary = self.drafter.midlayer, self.drafter.rotary
+        attention, position_BA = layer.self_attn, self.row_BA + self.k
+        if self.k:
+            self.merged_BAX = layer.merge(self.drafter.embed(token_BA, self.state_BAD.dtype), self.state_BAD)
+            self.own.append((rotary(attention.key(self.merged_BAX), position_BA), attention.value(self.merged_BAX)))
+        query_BANE = rotary(attention.query(self.merged_BAX), position_BA)
+        attended = context_and_own_attention(query_BANE, self.committed, self.own, self.mask_BAT)
+        self.state_BAD = layer.finish(self.state_BAD, attended)
+        self.k += 1
+        return self.drafter.head(self.state_BAD)
+
+    def narrow(self, index_BA: Tensor) -> None:
+        """Go on with some of the rows only: index_BA [B, A'] into the present rows."""
+        self.row_BA = self.row_BA.gather(1, index_BA)
+        self.mask_BAT, self.state_BAD = pick(self.mask_BAT, index_BA), pick(self.state_BAD, index_BA)
+        self.own = [(pick(key.flatten(2), index_BA).unflatten(2, key.shape[2:]), pick(value.flatten(2), index_BA).unflatten(2, value.shape[2:])) for key, value in self.own]
 
 
 def pick(x_BTD: Tensor, row_BA: Tensor) -> Tensor:

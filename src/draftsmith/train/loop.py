@@ -159,7 +159,7 @@ class Clock:
 def step(run: Run, optimizer: Optimizer, batch: Batch, index_V: Tensor, factor: float) -> float:
     """One optimizer step; returns the loss."""
     with run.autocast():
-        steps = rollout_steps(run.drafter, run.teacher, batch, run.settings.ttt_steps, index_V)
+        steps = rollout_steps(run.drafter, run.teacher, batch, run.settings.ttt_steps, index_V, run.settings.off_path_share)
     loss = total_loss(steps, run.settings.step_decay)
     loss.backward()
     nn.utils.clip_grad_norm_(run.drafter.parameters(), run.settings.max_grad_norm)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from draftsmith.metrics import Acceptance
-from draftsmith.models.eagle3 import Eagle3Drafter, pick
+from draftsmith.models.eagle3 import Eagle3Drafter, Rollout, pick
 
 
 @dataclass(frozen=True)
@@ -64,20 +64,33 @@ def target_index(drafter: Eagle3Drafter) -> Tensor:
     return index
 
 
-def rollout_steps(drafter: Eagle3Drafter, teacher: Teacher, batch: Batch, steps: int, index_V: Tensor) -> list[Step]:
-    """Loss and matches of every rollout step. Rows whose next token is outside the draft vocabulary carry no loss and never match."""
-    logits = drafter.rollout(batch.features_BTF, batch.token_ids_BT, batch.row_BA, steps)
+def rollout_steps(
+    drafter: Eagle3Drafter, teacher: Teacher, batch: Batch, steps: int, index_V: Tensor, off_path_share: float = 1.0
+) -> list[Step]:
+    """Loss and matches of every rollout step. Rows whose next token is outside the draft vocabulary carry no loss and never match.
+
+    off_path_share: an engine comes to step k only when every draft before it was right. Of the rows where one was wrong, this share
+    (drawn at random) goes on all the same; below 1 training is faster and later steps learn what they will be used for.
+    """
+    T = batch.features_BTF.shape[1]
+    rollout = Rollout(drafter, batch.features_BTF, batch.token_ids_BT[:, 1 : T + 1], batch.row_BA)
     longest = batch.last_BTH.shape[1] - 1
     result = []
-    exists_BA = batch.valid_BA
-    for k, logits_BAW in enumerate(logits):
-        wanted_BA = index_V[batch.token_ids_BT.gather(1, batch.row_BA + 2 + k)]
-        exists_BA = exists_BA & batch.mask_BT.gather(1, batch.row_BA + 2 + k)
+    row_BA, exists_BA = batch.row_BA, batch.valid_BA
+    for k in range(steps):
+        logits_BAW = rollout.step(batch.token_ids_BT.gather(1, row_BA + 1 + k))
+        wanted_BA = index_V[batch.token_ids_BT.gather(1, row_BA + 2 + k)]
+        exists_BA = exists_BA & batch.mask_BT.gather(1, row_BA + 2 + k)
         supervised_BA = exists_BA & (wanted_BA >= 0)
-        teacher_BAW = teacher.probabilities(pick(batch.last_BTH, (batch.row_BA + 1 + k).clamp(max=longest)))
+        teacher_BAW = teacher.probabilities(pick(batch.last_BTH, (row_BA + 1 + k).clamp(max=longest)))
         loss_BA = -(teacher_BAW * logits_BAW.float().log_softmax(-1)).sum(-1)
         match_BA = supervised_BA & (logits_BAW.detach().argmax(-1) == wanted_BA)
         result.append(Step((loss_BA * supervised_BA).sum(), supervised_BA.sum(), match_BA, exists_BA))
+        if off_path_share < 1 and k + 1 < steps:
+            going_on_BA = exists_BA & (match_BA | (torch.rand(match_BA.shape, device=match_BA.device) < off_path_share))
+            index_BA = going_on_BA.byte().argsort(dim=1, descending=True, stable=True)[:, : int(going_on_BA.sum(1).max().clamp(min=1))]
+            rollout.narrow(index_BA)
+            row_BA, exists_BA = rollout.row_BA, going_on_BA.gather(1, index_BA)
     return result
 
 
