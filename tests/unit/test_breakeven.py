@@ -91,8 +91,8 @@ def test_replicates_turn_the_order() -> None:
 
 def test_round_time_is_decode_time_over_counted_rounds() -> None:
     replies = [Reply("r", True, "", 0, 1.0, 5.0, 5, 21, 1, 9, "length"), Reply("r", True, "", 5, 6.0, 12.0, 5, 21, 1, 9, "length")]
-    assert cell_time(replies, 1, None)["value"] == pytest.approx(10 / 40)
-    assert cell_time(replies, 1, 16)["value"] == pytest.approx(10 / 16)
+    assert cell_time(replies, 1, None)[0] == pytest.approx(10 / 40)
+    assert cell_time(replies, 1, 16) == (pytest.approx(10 / 16), pytest.approx([4 / 8, 6 / 8]))
 
 
 def test_sentences() -> None:

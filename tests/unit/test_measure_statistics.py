@@ -11,6 +11,7 @@ from draftsmith.measure.statistics import (
     Interval,
     Measured,
     geometric_mean,
+    quotient_interval,
     ratio_interval,
     speedup_interval,
     t_interval,
@@ -58,6 +59,16 @@ def test_t_interval_equals_scipys() -> None:
     assert (found.low, found.high) == pytest.approx(reference)
     assert ratio_interval(values).value == pytest.approx(math.exp(np.mean(values)))
     assert geometric_mean([2.0, 8.0]) == pytest.approx(4.0)
+
+
+def test_quotient_interval_equals_scipys_welch_interval() -> None:
+    top, bottom = [2.0, 2.2, 2.1, 2.6], [1.0, 1.05, 0.98]
+    low, high = stats.ttest_ind(np.log(top), np.log(bottom), equal_var=False).confidence_interval(0.95)
+    found = quotient_interval(top, bottom)
+    assert (found.low, found.high) == pytest.approx((math.exp(low), math.exp(high)))
+    assert found.value == pytest.approx(geometric_mean(top) / geometric_mean(bottom))
+    still = quotient_interval([2.0, 2.0], [1.0, 1.0])
+    assert (still.low, still.value, still.high) == pytest.approx((2, 2, 2))
 
 
 @pytest.mark.parametrize("pairs", [2, 3, 4])

@@ -17,7 +17,7 @@ from draftsmith.errors import InvalidMeasurement
 from draftsmith.manifest import read_jsonl
 from draftsmith.measure.client import Reply
 from draftsmith.measure.protocol import LAUNCHES, Row, replies_of
-from draftsmith.measure.statistics import t_interval
+from draftsmith.measure.statistics import quotient_interval, t_interval
 from draftsmith.measure.window import decode_s, decoded_tokens
 from draftsmith.metrics import break_even_accept_len
 
@@ -37,22 +37,21 @@ def seconds_per_token(replies: Sequence[Reply]) -> float:
     return sum(map(decode_s, replies)) / sum(map(decoded_tokens, replies))
 
 
-def cell_time(replies: Sequence[Reply], concurrency: int, rounds: int | None) -> dict[str, Any]:
-    """Seconds per token, or per round when `rounds` is given, in one cell of one launch; with the t interval over its waves."""
+def cell_time(replies: Sequence[Reply], concurrency: int, rounds: int | None) -> tuple[float, list[float]]:
+    """(seconds per token, or per round when `rounds` is given, in one cell of one launch; the same in each of its waves)."""
     value = sum(map(decode_s, replies)) / (rounds or sum(map(decoded_tokens, replies)))
-    scale = value / seconds_per_token(replies)  # tokens per round
-    inside = t_interval([scale * seconds_per_token(wave) for wave in waves(replies, concurrency)])
-    return {"value": value, "low": inside.low, "high": inside.high}
+    tokens_per_round = value / seconds_per_token(replies)
+    return value, [tokens_per_round * seconds_per_token(wave) for wave in waves(replies, concurrency)]
 
 
-def over_launches(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One figure from the launches that measured it. With one launch the interval is the one inside it, and says so."""
-    values = [cell["value"] for cell in cells]
-    mean = float(np.mean(values))
-    if len(values) == 1:
-        return {"value": mean, "low": cells[0]["low"], "high": cells[0]["high"], "launches": values, "interval": "inside one launch"}
-    spread = t_interval(values)
-    return {"value": mean, "low": spread.low, "high": spread.high, "launches": values, "interval": "over launches"}
+def over_launches(cells: Sequence[tuple[float, list[float]]]) -> dict[str, Any]:
+    """One figure from the launches that measured it. With one launch the interval is the one over its waves, and says so."""
+    values = [value for value, _ in cells]
+    samples, kind = (values, "over launches") if len(values) > 1 else (cells[0][1], "inside one launch")
+    inside = t_interval(samples)
+    value = float(np.mean(values))
+    half = inside.high - inside.value
+    return {"value": value, "low": value - half, "high": value + half, "launches": values, "samples": samples, "interval": kind}
 
 
 def measured_times(folder: Path, launches: Sequence[Row], depth: int, concurrency: int) -> dict[str, Any]:
@@ -100,6 +99,7 @@ def summarise(folder: Path, depths: Sequence[int], concurrency: Sequence[int]) -
     for c in concurrency:
         for d in depths:
             needed = break_even_accept_len(rounds[d][c]["value"], step[c]["value"])
+            inside = quotient_interval(rounds[d][c]["samples"], step[c]["samples"])
             entries.append(
                 {
                     "concurrency": c,
@@ -107,8 +107,8 @@ def summarise(folder: Path, depths: Sequence[int], concurrency: Sequence[int]) -
                     "decode_step_s": step[c]["value"],
                     "round_s": rounds[d][c]["value"],
                     "accept_len": needed,
-                    "accept_len_low": break_even_accept_len(rounds[d][c]["low"], step[c]["high"]),
-                    "accept_len_high": break_even_accept_len(rounds[d][c]["high"], max(step[c]["low"], 1e-9)),
+                    "accept_len_low": min(inside.low, needed),  # arithmetic and geometric means differ in the last digits
+                    "accept_len_high": max(inside.high, needed),
                     "ceiling": d + 1,
                     "pays_if": pays_if(c, d, needed),
                 }

@@ -76,6 +76,19 @@ def ratio_interval(log_ratios: Sequence[float], confidence: float = 0.95) -> Int
     return Interval(math.exp(inside.value), math.exp(inside.low), math.exp(inside.high), inside.df, confidence)
 
 
+def quotient_interval(numerator: Sequence[float], denominator: Sequence[float], confidence: float = 0.95) -> Interval:
+    """Quotient of two quantities that were measured apart: Welch's t interval on the logarithms. Two positive values or more of each."""
+    top, bottom = np.log(numerator), np.log(denominator)
+    parts = [float(np.var(part, ddof=1)) / len(part) for part in (top, bottom)]
+    total = sum(parts)
+    # Welch-Satterthwaite; without any scatter the smaller sample decides
+    spread = sum(part**2 / (n - 1) for part, n in zip(parts, (len(top), len(bottom)), strict=True))
+    df = total**2 / spread if spread > 0 else min(len(top), len(bottom)) - 1
+    half = float(stats.t.ppf(0.5 + confidence / 2, df)) * math.sqrt(total)
+    estimate = float(top.mean() - bottom.mean())
+    return Interval(math.exp(estimate), math.exp(estimate - half), math.exp(estimate + half), int(df), confidence)
+
+
 def num_pairs(launches: Sequence[Measured]) -> int:
     """Launches of the rarer arm."""
     speculative = sum(launch.arm == "speculative" for launch in launches)
