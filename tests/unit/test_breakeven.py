@@ -52,6 +52,7 @@ def test_known_times_come_out(tmp_path: Path, accept_len: float) -> None:
         assert entry["ceiling"] == depth + 1
     assert "cannot pay" in entries[4, 3]["pays_if"]
     assert "pays if accept_len is above 2.00" in entries[1, 3]["pays_if"]
+    assert summary["findings"] == []
     assert summary["advice"] == "" and summary["note"].startswith("one launch of each kind")
 
 
@@ -61,6 +62,14 @@ def test_advice_when_even_the_ceiling_does_not_reach_one(tmp_path: Path) -> None
     assert "do not train" in summary["advice"] and "0.80x" in summary["advice"]
     assert summary["note"] == ""
     assert summary["round_s"]["1"]["1"]["interval"] == "over launches" and len(summary["round_s"]["1"]["1"]["launches"]) == 2
+
+
+def test_a_deeper_round_that_is_quicker_is_a_finding(tmp_path: Path) -> None:
+    summary = written(tmp_path, SETTINGS, lambda p, c: 0.018 if p.depth == 3 else 0.020 if p.depth else 0.010)
+    assert summary["findings"][0].startswith(
+        "concurrency 1: a round of depth 3 took 18.0 ms, a round of depth 1 20.0 ms: launches differ by 11%"
+    )
+    assert len(summary["findings"]) == 2
 
 
 def random_drafter(launch: Planned) -> Behaviour:

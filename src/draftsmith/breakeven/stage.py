@@ -81,9 +81,11 @@ def run(settings: BreakevenSettings, job: Job) -> dict[str, Any]:
     shutil.rmtree(folder / DRAFTER)
     for entry in cast(list[dict[str, Any]], summary["break_even"]):
         job.talk.say(entry["pays_if"])
+    for finding in summary["findings"]:
+        job.talk.say(f"note: {finding}")
     if summary["advice"]:
         job.talk.say(summary["advice"])
-    return {key: summary[key] for key in ("break_even", "advice", "note", "invalid")}
+    return {key: summary[key] for key in ("break_even", "advice", "findings", "note", "invalid")}
 
 
 def write_drafter(job: Job, folder: Path, seed: int) -> None:

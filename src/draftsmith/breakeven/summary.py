@@ -8,6 +8,7 @@ the tokens decoded in that time, or by the rounds that the server counted. Specu
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,19 @@ def advice_for(entries: Sequence[dict[str, Any]]) -> str:
     )
 
 
+def implausible(concurrency: int, step: dict[str, Any], rounds: dict[int, dict[str, Any]]) -> list[str]:
+    """Times that cannot be: a round that drafts more, or drafts at all, is never the quicker one. Shows the noise between launches."""
+    found = []
+    known = [("a decode step", step["value"]), *((f"a round of depth {d}", rounds[d]["value"]) for d in sorted(rounds))]
+    for (less, less_s), (more, more_s) in pairwise(known):
+        if more_s < less_s:
+            found.append(
+                f"concurrency {concurrency}: {more} took {1000 * more_s:.1f} ms, {less} {1000 * less_s:.1f} ms: "
+                f"launches differ by {less_s / more_s - 1:.0%} or more for no reason of their own; give breakeven.replicates=2"
+            )
+    return found
+
+
 def summarise(folder: Path, depths: Sequence[int], concurrency: Sequence[int]) -> dict[str, Any]:
     """The content of summary.json. Raises InvalidMeasurement when a figure has no valid launch."""
     launches = read_jsonl(folder / LAUNCHES)
@@ -120,6 +134,7 @@ def summarise(folder: Path, depths: Sequence[int], concurrency: Sequence[int]) -
         "round_s": {str(d): {str(c): value for c, value in by.items()} for d, by in rounds.items()},
         "break_even": entries,
         "advice": advice_for(entries),
+        "findings": [text for c in concurrency for text in implausible(c, step[c], {d: rounds[d][c] for d in depths})],
         "source": SOURCE,
         "note": "one launch of each kind: noise between launches is not in the intervals" if len(launches) == 1 + len(depths) else "",
         "invalid": [{"launch": row["launch"], "reason": reason} for row in launches for reason in row["invalid"]],
