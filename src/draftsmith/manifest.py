@@ -61,7 +61,9 @@ def atomic_write_bytes(path: Path, content: bytes) -> None:
         commit(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise EnvironmentFailed(f"cannot write {path}: {error.strerror}", hint="free some disk space or choose another run folder") from error
+        raise EnvironmentFailed(
+            f"cannot write {path}: {error.strerror}", hint="free some disk space or choose another run folder"
+        ) from error
 
 
 def atomic_write_text(path: Path, content: str) -> None:

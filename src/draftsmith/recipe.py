@@ -98,7 +98,7 @@ def explain(error: ValidationError) -> str:
 
 
 def suggest(error: ValidationError) -> str:
-    """"did you mean" for the first unknown key, else where to look."""
+    """ "did you mean" for the first unknown key, else where to look."""
     for problem in error.errors():
         if problem["type"] == "extra_forbidden":
             *path, wrong = problem["loc"]

@@ -41,5 +41,3 @@ class DrafterSettings(Settings):
     taps: tuple[int, ...] | None = Field(default=None, description="boundaries (residual stream after j layers); default 2, N//2, N-3")
     draft_vocab_size: int = 4096
     intermediate_size: int | None = None
-
-

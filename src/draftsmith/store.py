@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from json import loads
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,9 @@ class Index:
             return None
         content = loads(path.read_text())
         if content.get("schema") != SCHEMA:
-            raise EnvironmentFailed(f"{path}: schema {content.get('schema')}, this version reads {SCHEMA}", hint="capture again in a new run folder")
+            raise EnvironmentFailed(
+                f"{path}: schema {content.get('schema')}, this version reads {SCHEMA}", hint="capture again in a new run folder"
+            )
         content["shards"] = [Shard(**shard) for shard in content["shards"]]
         return cls(**content)
 
@@ -111,7 +114,9 @@ def read_store(folder: Path, split: str) -> Iterator[StoredSample]:
     """All samples of a split, in shard order. Raises EnvironmentFailed when the store is incomplete or a shard is damaged."""
     index = Index.read(folder)
     if index is None or not index.complete:
-        raise EnvironmentFailed(f"{folder}: the hidden-state store is not complete", hint="run the capture stage again; it goes on where it stopped")
+        raise EnvironmentFailed(
+            f"{folder}: the hidden-state store is not complete", hint="run the capture stage again; it goes on where it stopped"
+        )
     for shard in index.shards:
         if shard.split != split:
             continue
@@ -119,9 +124,11 @@ def read_store(folder: Path, split: str) -> Iterator[StoredSample]:
             with safe_open(str(folder / shard.file), "pt") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (safe_open is not a mapping)
         except (OSError, SafetensorError) as error:
-            raise EnvironmentFailed(f"{folder / shard.file} is damaged: {error}", hint="delete it and run the capture stage again") from error
+            raise EnvironmentFailed(
+                f"{folder / shard.file} is damaged: {error}", hint="delete it and run the capture stage again"
+            ) from error
         bounds = tensors["offsets"].tolist()
-        for i, (begin, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+        for i, (begin, end) in enumerate(pairwise(bounds)):
             yield StoredSample(
                 shard.ids[i],
                 shard.num_prompt_tokens[i],

@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from test_capture_store import SETTINGS as CAPTURE
 from test_capture_store import make_job
-from tiny import VOCAB, tiny_drafter, tiny_target
 
 from draftsmith.capture import stage as capture
 from draftsmith.decode.chain import draft_matches, generate
@@ -29,8 +28,9 @@ from draftsmith.train.loop import learning_rate_factor
 from draftsmith.train.objective import Teacher, acceptance, rollout_steps, target_index, total_loss
 from draftsmith.train.settings import TrainSettings
 from draftsmith.train.vocabulary import choose_vocabulary, coverage
+from tiny import VOCAB, tiny_drafter, tiny_target
 
-SETTINGS = TrainSettings(epochs=4, budget_s=1e6, tokens_per_batch=40, checkpoint_every_s=0.0, evaluate_every_s=1e6, learning_rate=5e-3, matrix_learning_rate=5e-3)
+SETTINGS = TrainSettings(epochs=4, budget_s=1e6, tokens_per_batch=40, checkpoint_every_s=0.0, evaluate_every_s=1e6, learning_rate=5e-3)
 
 
 def stored(length: int, prompt: int, seed: int) -> StoredSample:
@@ -73,7 +73,12 @@ def test_loss_is_cross_entropy_with_the_renormalised_target() -> None:
     index = target_index(drafter)
     steps = rollout_steps(drafter, teacher, collate([sample], 2), 2, index)
     full = target.logits(sample.last_TH[None])[0]
-    logits = drafter.rollout(sample.features_TF[None], torch.cat([sample.token_ids_T, torch.zeros(2, dtype=torch.int64)])[None], supervised_rows(sample.loss_mask_T)[None], 2)
+    logits = drafter.rollout(
+        sample.features_TF[None],
+        torch.cat([sample.token_ids_T, torch.zeros(2, dtype=torch.int64)])[None],
+        supervised_rows(sample.loss_mask_T)[None],
+        2,
+    )
     for k, step in enumerate(steps):
         expected, count = 0.0, 0
         for a, row in enumerate(supervised_rows(sample.loss_mask_T).tolist()):
@@ -198,7 +203,9 @@ def test_training_learns(captured: Job) -> None:
 
 def test_no_supervised_token_is_an_error(captured: Job) -> None:
     found = list(read_store(captured.folder("capture"), "train"))
-    empty = [StoredSample(s.id, s.num_prompt_tokens, s.token_ids_T, torch.zeros_like(s.loss_mask_T), s.features_TF, s.last_TH) for s in found]
+    empty = [
+        StoredSample(s.id, s.num_prompt_tokens, s.token_ids_T, torch.zeros_like(s.loss_mask_T), s.features_TF, s.last_TH) for s in found
+    ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stage, "read_store", lambda _folder, _split: iter(empty))
         with pytest.raises(EnvironmentFailed, match="no supervised token"):

@@ -72,7 +72,9 @@ def run(settings: CaptureSettings, job: Job) -> dict[str, Any]:
         index.write(folder)
         done += index.shards[-1].tokens
         rate = (done - done_before) / (time.monotonic() - started)
-        job.talk.progress("capture", done - done_before, tokens_in_all - done_before, started, f"{rate:.0f} tokens/s, {len(index.shards)} shards")
+        job.talk.progress(
+            "capture", done - done_before, tokens_in_all - done_before, started, f"{rate:.0f} tokens/s, {len(index.shards)} shards"
+        )
     index.complete = True
     index.write(folder)
     seconds = time.monotonic() - started
@@ -103,7 +105,9 @@ def plan_shards(job: Job, tokens_per_shard: int) -> list[tuple[str, list[Sample]
     return shards
 
 
-def reusable_index(folder: Path, target: Target, taps: Sequence[int], settings: CaptureSettings, wanted: list[tuple[str, list[Sample]]]) -> Index:
+def reusable_index(
+    folder: Path, target: Target, taps: Sequence[int], settings: CaptureSettings, wanted: list[tuple[str, list[Sample]]]
+) -> Index:
     """The index to go on from: shards of an earlier start that hold exactly what is wanted, up to the first that does not."""
     old = Index.read(folder)
     kept: list[Shard] = []
@@ -129,7 +133,9 @@ def capture_shard(target: Target, samples: Sequence[Sample], tokens_per_batch: i
         for b, sample in enumerate(batch):
             features, last = states.features_BTF[b, : lengths[b]], states.last_BTH[b, : lengths[b]]
             if not bool(torch.isfinite(last).all()):
-                raise EnvironmentFailed(f"sample {sample.id}: the target's hidden states are not finite", hint="capture in float32 (capture.dtype=float32)")
+                raise EnvironmentFailed(
+                    f"sample {sample.id}: the target's hidden states are not finite", hint="capture in float32 (capture.dtype=float32)"
+                )
             mask = tensor(sample.loss_mask).bool()
             stored.append(StoredSample(sample.id, sample.num_prompt_tokens, tensor(sample.token_ids), mask, features, last))
     return stored
@@ -158,4 +164,7 @@ def check_space(folder: Path, need: int) -> None:
 
     free = shutil.disk_usage(folder).free
     if need > free:
-        raise EnvironmentFailed(f"the hidden-state store needs {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are free in {folder}", hint="fewer prompts, or another --run-folder")
+        raise EnvironmentFailed(
+            f"the hidden-state store needs {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are free in {folder}",
+            hint="fewer prompts, or another --run-folder",
+        )

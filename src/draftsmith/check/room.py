@@ -10,7 +10,7 @@ from draftsmith.findings import Finding
 from draftsmith.settings import DrafterSettings
 
 GIB = 2**30
-ENGINE_OVERHEAD = int(1.6 * GIB)  # a vLLM CPU engine's processes beside weights and KV cache, as measured
+ENGINE_OVERHEAD = int(2.2 * GIB)  # a vLLM CPU engine's processes beside weights and KV cache, measured in 0.32.0
 TOOLKIT_OVERHEAD = int(1.0 * GIB)  # torch, transformers and the batches of capture and training
 
 

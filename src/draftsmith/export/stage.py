@@ -89,14 +89,24 @@ def ledger_differences(ledger: dict[str, dict[str, Any]], shape: Eagle3Shape) ->
     expected = expected_shapes(shape)
     wrong = [f"missing {name}" for name in expected if name not in ledger]
     wrong += [f"unknown {name}" for name in ledger if name not in expected]
-    wrong += [f"{name} is {ledger[name]['shape']}, expected {want}" for name, want in expected.items() if name in ledger and ledger[name]["shape"] != want]
-    wrong += [f"{name} is {ledger[name]['dtype']}" for name, dtype in {"d2t": "I64", "t2d": "BOOL"}.items() if name in ledger and ledger[name]["dtype"] != dtype]
+    wrong += [
+        f"{name} is {ledger[name]['shape']}, expected {want}"
+        for name, want in expected.items()
+        if name in ledger and ledger[name]["shape"] != want
+    ]
+    wrong += [
+        f"{name} is {ledger[name]['dtype']}"
+        for name, dtype in {"d2t": "I64", "t2d": "BOOL"}.items()
+        if name in ledger and ledger[name]["dtype"] != dtype
+    ]
     return wrong
 
 
 def write_model_card(folder: Path, settings: ExportSettings, job: Job, config: dict[str, Any], parameters: int) -> None:
     """README.md of the drafter folder: what it is for, how to serve it, what was measured in training."""
-    environment = Environment(loader=PackageLoader("draftsmith.export", "."), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        loader=PackageLoader("draftsmith.export", "."), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     train = job.summary("train")
     card = environment.get_template("model_card.md.jinja").render(
         license=settings.license,

@@ -111,13 +111,20 @@ def load_strictly(drafter: Eagle3Drafter, tensors: Mapping[str, Tensor], where: 
         for name, value in expected.items()
         if name in tensors and tensors[name].shape != value.shape
     ]
-    problems += [f"{name} is {tensors[name].dtype}, expected {dtype}" for name, dtype in INTEGER_TENSORS.items() if name in tensors and tensors[name].dtype != dtype]
+    problems += [
+        f"{name} is {tensors[name].dtype}, expected {dtype}"
+        for name, dtype in INTEGER_TENSORS.items()
+        if name in tensors and tensors[name].dtype != dtype
+    ]
     if problems:
         raise CheckFailed(f"{where}: {'; '.join(problems)}", hint="the folder was not written for this drafter; convert or export it again")
     drafter.load_state_dict(dict(tensors), strict=True)
     ids = drafter.target_ids_W
     if not bool((ids.diff() > 0).all()) or int(ids[0]) < 0 or int(ids[-1]) >= drafter.shape.vocab_size:
-        raise CheckFailed(f"{where}: d2t does not give strictly increasing target ids inside the vocabulary", hint="d2t holds offsets: target id - draft id")
+        raise CheckFailed(
+            f"{where}: d2t does not give strictly increasing target ids inside the vocabulary",
+            hint="d2t holds offsets: target id - draft id",
+        )
     if not torch.equal(drafter.t2d.nonzero().flatten(), ids):
         raise CheckFailed(f"{where}: t2d marks other tokens than d2t names")
     return drafter.eval()

@@ -112,7 +112,7 @@ class Eagle3Drafter(nn.Module):
         """
         B, T, F = features_BTF.shape
         assert next_ids_BT.shape == (B, T), (features_BTF.shape, next_ids_BT.shape)
-        assert F == self.fc.in_features, (F, self.fc.in_features)
+        assert self.fc.in_features == F, (F, self.fc.in_features)
         feature_BTD = self.combine(features_BTF)
         merged = self.midlayer.merge(self.embed(next_ids_BT, feature_BTD.dtype), feature_BTD)
         position_BT = torch.arange(T, device=merged.device).expand(B, T)
@@ -184,7 +184,10 @@ class Rollout:
         """Go on with some of the rows only: index_BA [B, A'] into the present rows."""
         self.row_BA = self.row_BA.gather(1, index_BA)
         self.mask_BAT, self.state_BAD = pick(self.mask_BAT, index_BA), pick(self.state_BAD, index_BA)
-        self.own = [(pick(key.flatten(2), index_BA).unflatten(2, key.shape[2:]), pick(value.flatten(2), index_BA).unflatten(2, value.shape[2:])) for key, value in self.own]
+        self.own = [
+            (pick(key.flatten(2), index_BA).unflatten(2, key.shape[2:]), pick(value.flatten(2), index_BA).unflatten(2, value.shape[2:]))
+            for key, value in self.own
+        ]
 
 
 def pick(x_BTD: Tensor, row_BA: Tensor) -> Tensor:

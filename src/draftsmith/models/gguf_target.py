@@ -79,7 +79,9 @@ def hf_name(name: str) -> str:
     layer = parts[1] if parts[0] == "blk" else ""
     pattern = name.replace(f"blk.{layer}.", "blk.{n}.", 1) if layer else name
     if pattern not in TENSORS:
-        raise EnvironmentFailed(f"GGUF tensor {name!r} has no place in a Llama model", hint="give a Hugging Face folder as the target instead")
+        raise EnvironmentFailed(
+            f"GGUF tensor {name!r} has no place in a Llama model", hint="give a Hugging Face folder as the target instead"
+        )
     return TENSORS[pattern].format(n=layer)
 
 

@@ -28,9 +28,14 @@ def check_taps(boundaries: Sequence[int], num_layers: int) -> None:
     if not boundaries:
         raise CheckFailed("no taps given", hint="leave drafter.taps out for the default 2, N//2, N-3")
     if list(boundaries) != sorted(set(boundaries)):
-        raise CheckFailed(f"taps {list(boundaries)} are not strictly increasing", hint="engines concatenate taps in layer order; write them in that order")
+        raise CheckFailed(
+            f"taps {list(boundaries)} are not strictly increasing", hint="engines concatenate taps in layer order; write them in that order"
+        )
     if boundaries[0] < 0 or boundaries[-1] > num_layers:
-        raise CheckFailed(f"taps {list(boundaries)} leave the range 0..{num_layers} of this target", hint="a tap is a boundary: 0 = embedding, N = last layer")
+        raise CheckFailed(
+            f"taps {list(boundaries)} leave the range 0..{num_layers} of this target",
+            hint="a tap is a boundary: 0 = embedding, N = last layer",
+        )
 
 
 def render_vllm(boundaries: Sequence[int]) -> list[int]:

@@ -82,9 +82,17 @@ class Target:
         hooks = []
         for j in boundaries:
             if j == 0:
-                hooks.append(self.layers[0].register_forward_pre_hook(lambda _m, args, kwargs: seen.__setitem__(0, first_tensor(args, kwargs)), with_kwargs=True))
+                hooks.append(
+                    self.layers[0].register_forward_pre_hook(
+                        lambda _m, args, kwargs: seen.__setitem__(0, first_tensor(args, kwargs)), with_kwargs=True
+                    )
+                )
             else:
-                hooks.append(self.layers[j - 1].register_forward_hook(lambda _m, _args, out, j=j: seen.__setitem__(j, out[0] if isinstance(out, tuple) else out)))
+                hooks.append(
+                    self.layers[j - 1].register_forward_hook(
+                        lambda _m, _args, out, j=j: seen.__setitem__(j, out[0] if isinstance(out, tuple) else out)
+                    )
+                )
         try:
             yield seen
         finally:
@@ -101,9 +109,15 @@ def first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
 def load_target(folder: Path, taps: Sequence[int], dtype: torch.dtype = torch.float32, trust_remote_code: bool = False) -> Target:
     """Load a Hugging Face folder. Raises EnvironmentFailed when it is not there or not loadable."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
 
     if not (folder / "config.json").is_file():
-        raise EnvironmentFailed(f"no model at {folder}: config.json is missing", hint="draftsmith target fetch smollm2-135m-instruct, or give a Hugging Face folder")
+        raise EnvironmentFailed(
+            f"no model at {folder}: config.json is missing",
+            hint="draftsmith target fetch smollm2-135m-instruct, or give a Hugging Face folder",
+        )
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, trust_remote_code=trust_remote_code, local_files_only=True)
     except (OSError, ValueError, RuntimeError) as error:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -59,34 +58,12 @@ def learning_rate_factor(share: float, warmup_share: float) -> float:
     return 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min((share - warmup_share) / (1 - warmup_share), 1.0)))
 
 
-class Optimizer:
-    """Muon for the matrices inside the layer, AdamW for the output head and the norms; one object to step, save and restore."""
-
-    def __init__(self, drafter: Eagle3Drafter, settings: TrainSettings) -> None:
-        head = drafter.lm_head.weight
-        matrices = [p for p in drafter.parameters() if p.ndim == 2 and p is not head]
-        vectors = [p for p in drafter.parameters() if p.ndim < 2]
-        groups = [{"params": [head], "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-        self.parts: list[torch.optim.Optimizer] = [
-            torch.optim.Muon(matrices, lr=settings.matrix_learning_rate, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.95), fused=True),
-        ]
-        self.rates = [settings.matrix_learning_rate, settings.learning_rate]
-
-    def step(self, factor: float) -> None:
-        """One step at `factor` times the learning rates; gradients are cleared."""
-        for part, rate in zip(self.parts, self.rates, strict=True):
-            for group in part.param_groups:
-                group["lr"] = rate * factor
-            part.step()
-            part.zero_grad(set_to_none=True)
-
-    def state_dict(self) -> list[dict[str, Any]]:
-        return [part.state_dict() for part in self.parts]
-
-    def load_state_dict(self, states: list[dict[str, Any]]) -> None:
-        for part, state in zip(self.parts, states, strict=True):
-            part.load_state_dict(state)
+def make_optimizer(drafter: nn.Module, settings: TrainSettings) -> torch.optim.Optimizer:
+    """AdamW; norms are not decayed."""
+    matrices = [p for p in drafter.parameters() if p.ndim >= 2]
+    vectors = [p for p in drafter.parameters() if p.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.95), fused=True)
 
 
 def train(run: Run) -> Result:
@@ -96,7 +73,7 @@ def train(run: Run) -> Result:
     budget does not touch depends on nothing but its inputs and the seed.
     """
     settings, index_V = run.settings, target_index(run.drafter)
-    optimizer = Optimizer(run.drafter, settings)
+    optimizer = make_optimizer(run.drafter, settings)
     progress = load_checkpoint(run.folder, run.drafter, optimizer) or Progress()
     drop_lines_after(run.folder / METRICS, progress.step)
     rows = [len(supervised_rows(sample.loss_mask_T)) for sample in run.train]
@@ -118,7 +95,7 @@ def train(run: Run) -> Result:
                 continue
             clock.start()
             factor = learning_rate_factor(share(), settings.warmup_share)
-            loss = step(run, optimizer, batch, index_V, factor)
+            loss = step(run, optimizer, batch, index_V, settings.learning_rate * factor)
             progress.step, progress.batch = progress.step + 1, number + 1
             progress.tokens += int(batch.valid_BA.sum())
             progress.elapsed_s = clock.stop()
@@ -156,14 +133,17 @@ class Clock:
         return self.elapsed_s
 
 
-def step(run: Run, optimizer: Optimizer, batch: Batch, index_V: Tensor, factor: float) -> float:
+def step(run: Run, optimizer: torch.optim.Optimizer, batch: Batch, index_V: Tensor, learning_rate: float) -> float:
     """One optimizer step; returns the loss."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
     with run.autocast():
         steps = rollout_steps(run.drafter, run.teacher, batch, run.settings.ttt_steps, index_V, run.settings.off_path_share)
     loss = total_loss(steps, run.settings.step_decay)
     loss.backward()
     nn.utils.clip_grad_norm_(run.drafter.parameters(), run.settings.max_grad_norm)
-    optimizer.step(factor)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
     return loss.item()
 
 

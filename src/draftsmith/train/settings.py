@@ -13,9 +13,8 @@ class TrainSettings(Settings):
     ttt_steps: int = Field(default=3, ge=1, description="training-time-test steps: how deep the drafter learns on its own features")
     step_decay: float = 0.8
     off_path_share: float = Field(default=0.2, ge=0, le=1, description="share of rows that go on to later steps after a wrong draft")
-    tokens_per_batch: int = Field(default=768, ge=1, description="supervised rows per step; small batches learn more per token here")
-    learning_rate: float = Field(default=1.5e-3, description="AdamW: output head and norms")
-    matrix_learning_rate: float = Field(default=6e-3, description="Muon (update scaled to AdamW's size): every other matrix")
+    tokens_per_batch: int = Field(default=512, ge=1, description="supervised rows per step; small batches learn more per token here")
+    learning_rate: float = 1.5e-3
     warmup_share: float = 0.03
     weight_decay: float = 0.01
     max_grad_norm: float = 1.0

@@ -37,7 +37,9 @@ def run(settings: TrainSettings, job: Job) -> dict[str, Any]:
     samples = {split: list(read_store(job.folder("capture"), split)) for split in ("train", "heldout")}
     for split, found in samples.items():
         if not any(bool(sample.loss_mask_T[2:].any()) for sample in found):
-            raise EnvironmentFailed(f"the {split} split has no supervised token", hint="look at `draftsmith data show`: is the loss mask empty?")
+            raise EnvironmentFailed(
+                f"the {split} split has no supervised token", hint="look at `draftsmith data show`: is the loss mask empty?"
+            )
 
     drafter = new_drafter(job, target, samples["train"], settings.seed)
     vocabulary = drafter.target_ids_W
@@ -49,7 +51,9 @@ def run(settings: TrainSettings, job: Job) -> dict[str, Any]:
     teacher = Teacher(target.final_norm, target.head_VH, vocabulary)
     result = train(Run(folder, settings, job.talk, drafter, teacher, samples["train"], samples["heldout"]))
     if result.ended_by == "budget":
-        job.talk.say(f"train: the time budget of {settings.budget_s:.0f} s ended it after {result.progress.epoch} of {settings.epochs} epochs")
+        job.talk.say(
+            f"train: the time budget of {settings.budget_s:.0f} s ended it after {result.progress.epoch} of {settings.epochs} epochs"
+        )
     save_trained(folder, drafter.eval(), index.taps)
     return {
         "steps": result.progress.step,

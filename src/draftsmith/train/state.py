@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
-from draftsmith.manifest import atomic_folder
+from draftsmith.manifest import commit, temporary_path
 
-CHECKPOINT = "checkpoint"
+CHECKPOINT = "checkpoint.pt"
 
 
 @dataclass
@@ -25,28 +25,22 @@ class Progress:
     elapsed_s: float = 0.0
 
 
-class Stateful(Protocol):
-    """What a checkpoint needs of an optimizer."""
-
-    def state_dict(self) -> Any: ...
-    def load_state_dict(self, states: Any, /) -> None: ...
-
-
-def save_checkpoint(folder: Path, progress: Progress, drafter: nn.Module, optimizer: Stateful) -> None:
-    """Replace the checkpoint atomically."""
-    with atomic_folder(folder / CHECKPOINT) as new:
-        content = {
-            "progress": asdict(progress),
-            "drafter": drafter.state_dict(),
-            "optimizer": optimizer.state_dict(),
-            "rng": torch.get_rng_state(),
-        }
-        torch.save(content, new / "state.pt")
+def save_checkpoint(folder: Path, progress: Progress, drafter: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Replace the checkpoint atomically: a kill leaves the old one or the new one."""
+    content = {
+        "progress": asdict(progress),
+        "drafter": drafter.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "rng": torch.get_rng_state(),
+    }
+    temporary = temporary_path(folder / CHECKPOINT)
+    torch.save(content, temporary)
+    commit(temporary, folder / CHECKPOINT)
 
 
-def load_checkpoint(folder: Path, drafter: nn.Module, optimizer: Stateful) -> Progress | None:
+def load_checkpoint(folder: Path, drafter: nn.Module, optimizer: torch.optim.Optimizer) -> Progress | None:
     """Restore drafter, optimizer and random state in place; None when there is no checkpoint."""
-    path = folder / CHECKPOINT / "state.pt"
+    path = folder / CHECKPOINT
     if not path.is_file():
         return None
     content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
