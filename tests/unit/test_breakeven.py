@@ -73,7 +73,7 @@ def test_a_deeper_round_that_is_quicker_is_a_finding(tmp_path: Path) -> None:
 
 
 def random_drafter(launch: Planned) -> Behaviour:
-    return Behaviour(accepted=(0,), depth=launch.depth) if launch.depth else Behaviour()
+    return Behaviour(step_s=0.01, accepted=(0,), depth=launch.depth) if launch.depth else Behaviour(step_s=0.01)
 
 
 def test_measured_on_a_server_and_not_again(tmp_path: Path) -> None:
@@ -102,6 +102,11 @@ def test_round_time_is_decode_time_over_counted_rounds() -> None:
     replies = [Reply("r", True, "", 0, 1.0, 5.0, 5, 21, 1, 9, "length"), Reply("r", True, "", 5, 6.0, 12.0, 5, 21, 1, 9, "length")]
     assert cell_time(replies, 1, None)[0] == pytest.approx(10 / 40)
     assert cell_time(replies, 1, 16) == (pytest.approx(10 / 16), pytest.approx([4 / 8, 6 / 8]))
+
+
+def test_tokens_that_arrive_at_once_are_no_measurement() -> None:
+    with pytest.raises(InvalidMeasurement, match="at once"):
+        cell_time([Reply("r", True, "", 0, 1.0, 1.0, 5, 21, 21, 1, "length")], 1, 20)
 
 
 def test_sentences() -> None:

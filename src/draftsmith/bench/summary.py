@@ -24,7 +24,7 @@ from draftsmith.measure.statistics import (
     speedup_interval,
     verdict,
 )
-from draftsmith.measure.window import chunk_rounds, decode_tok_s, decoded_tokens
+from draftsmith.measure.window import chunk_rounds, decode_tok_s
 from draftsmith.metrics import Acceptance, relative_gap
 
 LENGTH_TOLERANCE = 0.02  # output tokens of the arms may differ by this share before it is a finding
@@ -138,7 +138,7 @@ def accept_len_by_source(runs: Runs, concurrency: Sequence[int], sources: Mappin
     tokens: dict[str, int] = defaultdict(int)
     rounds: dict[str, int] = defaultdict(int)
     for reply in replies:
-        tokens[sources[reply.id]] += decoded_tokens(reply)
+        tokens[sources[reply.id]] += reply.completion_tokens - 1  # the first comes from the prefill
         rounds[sources[reply.id]] += chunk_rounds(reply)
     return {source: tokens[source] / rounds[source] for source in sorted(rounds) if rounds[source]}
 

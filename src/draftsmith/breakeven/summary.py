@@ -34,14 +34,18 @@ def waves(replies: Sequence[Reply], concurrency: int) -> list[Sequence[Reply]]:
 
 
 def seconds_per_token(replies: Sequence[Reply]) -> float:
-    """Decode seconds of a slot per decoded token."""
-    return sum(map(decode_s, replies)) / sum(map(decoded_tokens, replies))
+    """Decode seconds of a slot per decoded token. Raises InvalidMeasurement when all tokens came at once."""
+    seconds, tokens = sum(map(decode_s, replies)), sum(map(decoded_tokens, replies))
+    if not seconds or not tokens:
+        raise InvalidMeasurement("all tokens of an answer arrived at once: decode time cannot be seen", hint="longer output_tokens")
+    return seconds / tokens
 
 
 def cell_time(replies: Sequence[Reply], concurrency: int, rounds: int | None) -> tuple[float, list[float]]:
     """(seconds per token, or per round when `rounds` is given, in one cell of one launch; the same in each of its waves)."""
-    value = sum(map(decode_s, replies)) / (rounds or sum(map(decoded_tokens, replies)))
-    tokens_per_round = value / seconds_per_token(replies)
+    per_token = seconds_per_token(replies)
+    value = sum(map(decode_s, replies)) / rounds if rounds else per_token
+    tokens_per_round = value / per_token
     return value, [tokens_per_round * seconds_per_token(wave) for wave in waves(replies, concurrency)]
 
 

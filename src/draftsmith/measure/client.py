@@ -112,7 +112,9 @@ class Answer:
         tokens = usage.get("completion_tokens") or 0
         if tokens > self.completion_tokens:
             if self.completion_tokens == 0:
-                self.first_s, self.first_chunk_tokens = now_s, tokens
+                self.first_s = now_s
+            if now_s == self.first_s:  # also chunks that were read in one piece with the first
+                self.first_chunk_tokens = tokens
             self.last_s = now_s
             self.num_chunks += 1
         self.completion_tokens = tokens
