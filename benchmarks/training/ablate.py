@@ -1,6 +1,6 @@
 """What moves held-out acceptance in a fixed training time: the train stage on one captured store, one variant after the other.
 
-    python benchmarks/training/ablate.py RUN_FOLDER --seconds 120 --out FILE base tokens_per_batch=512 draft_vocab_size=8192,off_path_share=1
+    python benchmarks/training/ablate.py RUN_FOLDER --seconds 120 --out FILE base tokens_per_batch=256 epochs=2
 
 A variant is a comma-separated list of train or drafter settings. RUN_FOLDER must have a finished capture stage; nothing in it is changed.
 """
@@ -50,9 +50,9 @@ def main() -> None:
             summary = stage.run(settings, job)
         heldout = Acceptance.from_dict(summary["heldout"])
         rows.append({"variant": variant, "settings": settings.model_dump(), "drafter": shape, "summary": summary})
-        print(
-            f"{variant}: accept_len {heldout.accept_len:.3f}, survival {[round(s, 3) for s in heldout.survival]}, {summary['tokens_s']:.0f} tokens/s"
-        )
+        survival = ", ".join(f"{share:.3f}" for share in heldout.survival)
+        rate, steps = summary["tokens_s"], summary["steps"]
+        print(f"{variant}: accept_len {heldout.accept_len:.3f} (survival {survival}) after {steps} steps, {rate:.0f} tokens/s", flush=True)
         arguments.out.write_text(json.dumps({"tools": tool_versions(), "hardware": hardware(), "rows": rows}, indent=1) + "\n")
 
 

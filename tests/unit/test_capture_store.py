@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny import VOCAB, save_tiny_target
 
 from draftsmith.capture import stage
 from draftsmith.capture.settings import CaptureSettings
@@ -17,6 +16,7 @@ from draftsmith.models.target import load_target
 from draftsmith.samples import Sample, write_samples
 from draftsmith.settings import DrafterSettings, EngineSettings
 from draftsmith.store import Index, read_store
+from tiny import VOCAB, save_tiny_target
 
 SETTINGS = CaptureSettings(dtype="float32", tokens_per_batch=64, tokens_per_shard=60)
 

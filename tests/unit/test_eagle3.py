@@ -6,12 +6,12 @@ import math
 
 import pytest
 import torch
-from tiny import VOCAB, tiny_drafter, tiny_target
 from torch import Tensor
 
 from draftsmith.decode.accept import greedy_accept
 from draftsmith.decode.chain import draft_matches, generate, walk
 from draftsmith.models.eagle3 import Eagle3Drafter
+from tiny import VOCAB, tiny_drafter, tiny_target
 
 
 def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -25,9 +25,9 @@ from draftsmith.store import StoredSample, read_store
 from draftsmith.train import loop, stage
 from draftsmith.train.batches import collate, plan_batches, supervised_rows
 from draftsmith.train.loop import learning_rate_factor
-from draftsmith.train.objective import Teacher, acceptance, rollout_steps, target_index, total_loss
+from draftsmith.train.objective import Shortcut, Teacher, acceptance, rollout_steps, target_index, total_loss
 from draftsmith.train.settings import TrainSettings
-from draftsmith.train.vocabulary import choose_vocabulary, coverage
+from draftsmith.train.vocabulary import choose_vocabulary, coverage, expected_counts, token_counts
 from tiny import VOCAB, tiny_drafter, tiny_target
 
 SETTINGS = TrainSettings(epochs=4, budget_s=1e6, tokens_per_batch=40, checkpoint_every_s=0.0, evaluate_every_s=1e6, learning_rate=5e-3)
@@ -102,7 +102,7 @@ def test_narrowed_rollout_keeps_the_rows_that_an_engine_reaches() -> None:
     batch = collate(samples, 3)
     teacher, index = Teacher(target.final_norm, target.head_VH, drafter.target_ids_W), target_index(drafter)
     full = rollout_steps(drafter, teacher, batch, 3, index)
-    narrow = rollout_steps(drafter, teacher, batch, 3, index, off_path_share=0.0)
+    narrow = rollout_steps(drafter, teacher, batch, 3, index, Shortcut(off_path_share=0.0))
     assert int(full[0].match_BA.sum()) > 0, "no draft is right: the test would show nothing"
     alive = full[0].match_BA
     for k in (1, 2):
@@ -129,10 +129,44 @@ def test_batches_cover_every_sample_once_and_depend_on_seed_and_epoch_only() -> 
 
 def test_vocabulary_is_the_most_frequent_tokens_in_order() -> None:
     ids = [torch.tensor([7, 7, 7, 3, 3, 9]), torch.tensor([9, 9, 1])]
-    vocabulary = choose_vocabulary(ids, 12, 3)
-    assert vocabulary.tolist() == [3, 7, 9]
-    assert coverage(ids, vocabulary, 12) == pytest.approx(8 / 9)
-    assert choose_vocabulary(ids, 12, 6).tolist() == [0, 1, 2, 3, 7, 9]  # free places go to the smallest ids
+    counts = token_counts(ids, 12)
+    assert choose_vocabulary(counts, 3).tolist() == [3, 7, 9]
+    assert coverage(ids, choose_vocabulary(counts, 3), 12) == pytest.approx(8 / 9)
+    assert choose_vocabulary(counts, 6).tolist() == [0, 1, 2, 3, 7, 9]  # ties go to the smallest ids
+
+
+def test_expected_counts_are_the_targets_summed_probabilities() -> None:
+    target = tiny_target()
+    samples = [stored(14, 4, 0), stored(11, 3, 1)]
+    expected = torch.zeros(VOCAB, dtype=torch.float64)
+    for sample in samples:
+        logits = target.logits(sample.last_TH[None])[0]
+        for i in range(sample.num_prompt_tokens - 1, len(sample.token_ids_T) - 1):
+            expected += logits[i].softmax(-1)
+    torch.testing.assert_close(expected_counts(target, samples, positions=1000), expected, rtol=1e-5, atol=1e-6)
+
+
+@torch.no_grad()
+def test_scoring_candidates_is_scoring_a_smaller_vocabulary() -> None:
+    """With every id a candidate nothing changes; with some, softmax and argmax run over those alone."""
+    target = tiny_target()
+    drafter = tiny_drafter(target, draft_vocab_size=32)
+    batch = collate([stored(14, 4, 0), stored(19, 6, 1)], 3)
+    teacher, index = Teacher(target.final_norm, target.head_VH, drafter.target_ids_W), target_index(drafter)
+    full = rollout_steps(drafter, teacher, batch, 3, index)
+    for one, two in zip(full, rollout_steps(drafter, teacher, batch, 3, index, Shortcut(frequent_F=torch.arange(32))), strict=True):
+        assert torch.equal(one.match_BA, two.match_BA)
+        torch.testing.assert_close(one.loss_sum, two.loss_sum)
+    few = Shortcut(frequent_F=torch.tensor([0, 5]))
+    wanted = index[batch.token_ids_BT[batch.mask_BT]]
+    candidates = few.candidates(wanted)
+    assert candidates is not None
+    assert set(candidates.tolist()) == {0, 5, *wanted[wanted >= 0].tolist()}
+    some = rollout_steps(drafter, teacher, batch, 1, index, few)[0]
+    state = drafter.rollout(batch.features_BTF, batch.token_ids_BT, batch.row_BA, 1)[0][..., candidates]
+    drafted = candidates[state.argmax(-1)]
+    at = index[batch.token_ids_BT.gather(1, batch.row_BA + 2)]
+    assert torch.equal(some.match_BA, (drafted == at) & some.exists_BA & (at >= 0))
 
 
 def test_schedule_warms_up_and_decays() -> None:

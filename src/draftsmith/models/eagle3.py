@@ -101,9 +101,10 @@ class Eagle3Drafter(nn.Module):
         """Tapped target features -> drafter width [B, T, D]."""
         return self.fc(features_BTF)
 
-    def head(self, state_BAD: Tensor) -> Tensor:
-        """Draft logits [B, A, W] of states before the final norm."""
-        return self.lm_head(self.norm(state_BAD))
+    def head(self, state_BAD: Tensor, candidates_S: Tensor | None = None) -> Tensor:
+        """Draft logits of states before the final norm: [B, A, W], or [B, A, S] for some draft ids only."""
+        normed_BAD = self.norm(state_BAD)
+        return self.lm_head(normed_BAD) if candidates_S is None else nn.functional.linear(normed_BAD, self.lm_head.weight[candidates_S])
 
     def context(self, features_BTF: Tensor, next_ids_BT: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
         """Committed rows: combined features, merged inputs, and rotated keys with values.
@@ -127,7 +128,7 @@ class Eagle3Drafter(nn.Module):
         """
         T = features_BTF.shape[1]
         rollout = Rollout(self, features_BTF, token_ids_BT[:, 1 : T + 1], row_BA)
-        return [rollout.step(token_ids_BT.gather(1, row_BA + 1 + k)) for k in range(steps)]
+        return [self.head(rollout.step(token_ids_BT.gather(1, row_BA + 1 + k))) for k in range(steps)]
 
     @torch.inference_mode()
     def draft(self, features_TF: Tensor, token_ids_T: Tensor, depth: int) -> Tensor:
@@ -141,7 +142,7 @@ class Eagle3Drafter(nn.Module):
         rollout = Rollout(self, features_TF[None], token_ids_T[None, 1:], torch.full((1, 1), T - 1, device=token_ids_T.device))
         drafts = [token_ids_T[-1]]
         for _ in range(depth):
-            logits_BAW = rollout.step(drafts[-1].view(1, 1))
+            logits_BAW = self.head(rollout.step(drafts[-1].view(1, 1)))
             drafts.append(self.target_ids_W[logits_BAW[0, 0].argmax()])
         return torch.stack(drafts[1:])
 
@@ -168,7 +169,7 @@ class Rollout:
         self.k = 0
 
     def step(self, token_BA: Tensor) -> Tensor:
-        """Draft logits [B, A, W] of the next step. token_BA: the newest token of each round (i + 1 + k)."""
+        """State [B, A, D] of the next step, for `head`. token_BA: the newest token of each round (i + 1 + k)."""
         layer, rotary = self.drafter.midlayer, self.drafter.rotary
         attention, position_BA = layer.self_attn, self.row_BA + self.k
         if self.k:
@@ -178,7 +179,7 @@ class Rollout:
         attended = context_and_own_attention(query_BANE, self.committed, self.own, self.mask_BAT)
         self.state_BAD = layer.finish(self.state_BAD, attended)
         self.k += 1
-        return self.drafter.head(self.state_BAD)
+        return self.state_BAD
 
     def narrow(self, index_BA: Tensor) -> None:
         """Go on with some of the rows only: index_BA [B, A'] into the present rows."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from draftsmith.errors import EnvironmentFailed
 from draftsmith.manifest import atomic_folder, atomic_write_text
@@ -64,10 +64,10 @@ def convert(gguf_path: Path, folder: Path) -> Path:
         values = dequantize(tensor.data, tensor.tensor_type)
         if tensor.name.endswith(("attn_q.weight", "attn_k.weight")):
             values = unpermute(values, heads if tensor.name.endswith("attn_q.weight") else kv_heads)
-        tensors[hf_name(tensor.name)] = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)).to(torch.bfloat16)
+        tensors[hf_name(tensor.name)] = torch.from_numpy(np.array(values, dtype=np.float32)).to(torch.bfloat16)
 
     with atomic_folder(folder) as new:
-        save_file(tensors, str(new / "model.safetensors"), metadata={"format": "pt"})
+        (new / "model.safetensors").write_bytes(save(tensors, metadata={"format": "pt"}))
         write_configs(new, meta, tied="lm_head.weight" not in tensors)
         write_tokenizer(new, meta)
     return folder

@@ -18,7 +18,7 @@ from draftsmith.metrics import Acceptance
 from draftsmith.models.eagle3 import Eagle3Drafter
 from draftsmith.store import StoredSample
 from draftsmith.train.batches import Batch, batches, collate, plan_batches, supervised_rows
-from draftsmith.train.objective import Teacher, acceptance, rollout_steps, target_index, total_loss
+from draftsmith.train.objective import Shortcut, Teacher, acceptance, rollout_steps, target_index, total_loss
 from draftsmith.train.settings import TrainSettings
 from draftsmith.train.state import Progress, load_checkpoint, save_checkpoint
 
@@ -34,6 +34,7 @@ class Run:
     talk: Talk
     drafter: Eagle3Drafter
     teacher: Teacher
+    shortcut: Shortcut
     train: Sequence[StoredSample]
     heldout: Sequence[StoredSample]
 
@@ -138,7 +139,7 @@ def step(run: Run, optimizer: torch.optim.Optimizer, batch: Batch, index_V: Tens
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
     with run.autocast():
-        steps = rollout_steps(run.drafter, run.teacher, batch, run.settings.ttt_steps, index_V, run.settings.off_path_share)
+        steps = rollout_steps(run.drafter, run.teacher, batch, run.settings.ttt_steps, index_V, run.shortcut)
     loss = total_loss(steps, run.settings.step_decay)
     loss.backward()
     nn.utils.clip_grad_norm_(run.drafter.parameters(), run.settings.max_grad_norm)

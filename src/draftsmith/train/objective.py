@@ -41,10 +41,10 @@ class Teacher(nn.Module):
         self.head_WH = head_VH[target_ids_W].contiguous()
 
     @torch.no_grad()
-    def probabilities(self, last_BAH: Tensor) -> Tensor:
-        """Next-token distribution over the draft vocabulary, renormalised: [B, A, W] float32."""
+    def probabilities(self, last_BAH: Tensor, candidates_S: Tensor | None = None) -> Tensor:
+        """Next-token distribution over the draft vocabulary, or over some of it, renormalised: [B, A, W or S] float32."""
         normed = self.final_norm(last_BAH.to(self.head_WH.dtype))
-        return F.linear(normed, self.head_WH).float().softmax(-1)
+        return F.linear(normed, self.head_WH if candidates_S is None else self.head_WH[candidates_S]).float().softmax(-1)
 
 
 @dataclass(frozen=True)
@@ -64,30 +64,45 @@ def target_index(drafter: Eagle3Drafter) -> Tensor:
     return index
 
 
-def rollout_steps(
-    drafter: Eagle3Drafter, teacher: Teacher, batch: Batch, steps: int, index_V: Tensor, off_path_share: float = 1.0
-) -> list[Step]:
-    """Loss and matches of every rollout step. Rows whose next token is outside the draft vocabulary carry no loss and never match.
+@dataclass(frozen=True)
+class Shortcut:
+    """What training may leave out to be faster; evaluation leaves out nothing.
 
     off_path_share: an engine comes to step k only when every draft before it was right. Of the rows where one was wrong, this share
-    (drawn at random) goes on all the same; below 1 training is faster and later steps learn what they will be used for.
+    (drawn at random) goes on all the same. frequent_F: draft ids that every batch scores; beside them it scores the tokens of its own
+    text, not the whole draft vocabulary. None: the whole vocabulary.
     """
-    T = batch.features_BTF.shape[1]
+
+    off_path_share: float = 1.0
+    frequent_F: Tensor | None = None
+
+    def candidates(self, wanted: Tensor) -> Tensor | None:
+        """Draft ids to score, given the ids that the text wants (-1 where it has none): sorted, [S]."""
+        return None if self.frequent_F is None else torch.cat([self.frequent_F, wanted[wanted >= 0].flatten()]).unique()
+
+
+def rollout_steps(
+    drafter: Eagle3Drafter, teacher: Teacher, batch: Batch, steps: int, index_V: Tensor, shortcut: Shortcut | None = None
+) -> list[Step]:
+    """Loss and matches of every rollout step. Rows whose next token is outside the draft vocabulary carry no loss and never match."""
+    shortcut = shortcut or Shortcut()
+    T, longest = batch.features_BTF.shape[1], batch.last_BTH.shape[1] - 1
     rollout = Rollout(drafter, batch.features_BTF, batch.token_ids_BT[:, 1 : T + 1], batch.row_BA)
-    longest = batch.last_BTH.shape[1] - 1
+    candidates_S = shortcut.candidates(index_V[batch.token_ids_BT[batch.mask_BT]])
     result = []
     row_BA, exists_BA = batch.row_BA, batch.valid_BA
     for k in range(steps):
-        logits_BAW = rollout.step(batch.token_ids_BT.gather(1, row_BA + 1 + k))
+        logits_BAS = drafter.head(rollout.step(batch.token_ids_BT.gather(1, row_BA + 1 + k)), candidates_S)
         wanted_BA = index_V[batch.token_ids_BT.gather(1, row_BA + 2 + k)]
         exists_BA = exists_BA & batch.mask_BT.gather(1, row_BA + 2 + k)
         supervised_BA = exists_BA & (wanted_BA >= 0)
-        teacher_BAW = teacher.probabilities(pick(batch.last_BTH, (row_BA + 1 + k).clamp(max=longest)))
-        loss_BA = -(teacher_BAW * logits_BAW.float().log_softmax(-1)).sum(-1)
-        match_BA = supervised_BA & (logits_BAW.detach().argmax(-1) == wanted_BA)
+        teacher_BAS = teacher.probabilities(pick(batch.last_BTH, (row_BA + 1 + k).clamp(max=longest)), candidates_S)
+        loss_BA = -(teacher_BAS * logits_BAS.float().log_softmax(-1)).sum(-1)
+        drafted_BA = logits_BAS.detach().argmax(-1)
+        match_BA = supervised_BA & ((drafted_BA if candidates_S is None else candidates_S[drafted_BA]) == wanted_BA)
         result.append(Step((loss_BA * supervised_BA).sum(), supervised_BA.sum(), match_BA, exists_BA))
-        if off_path_share < 1 and k + 1 < steps:
-            going_on_BA = exists_BA & (match_BA | (torch.rand(match_BA.shape, device=match_BA.device) < off_path_share))
+        if shortcut.off_path_share < 1 and k + 1 < steps:
+            going_on_BA = exists_BA & (match_BA | (torch.rand(match_BA.shape, device=match_BA.device) < shortcut.off_path_share))
             index_BA = going_on_BA.byte().argsort(dim=1, descending=True, stable=True)[:, : int(going_on_BA.sum(1).max().clamp(min=1))]
             rollout.narrow(index_BA)
             row_BA, exists_BA = rollout.row_BA, going_on_BA.gather(1, index_BA)

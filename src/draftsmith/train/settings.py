@@ -13,6 +13,11 @@ class TrainSettings(Settings):
     ttt_steps: int = Field(default=3, ge=1, description="training-time-test steps: how deep the drafter learns on its own features")
     step_decay: float = 0.8
     off_path_share: float = Field(default=0.2, ge=0, le=1, description="share of rows that go on to later steps after a wrong draft")
+    frequent_candidates: int = Field(
+        default=2048,
+        ge=0,
+        description="frequent draft tokens that every batch scores beside its own; 0: score the whole draft vocabulary",
+    )
     tokens_per_batch: int = Field(default=512, ge=1, description="supervised rows per step; small batches learn more per token here")
     learning_rate: float = 1.5e-3
     warmup_share: float = 0.03

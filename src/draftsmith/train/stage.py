@@ -13,13 +13,14 @@ from draftsmith.models.eagle3 import Eagle3Drafter, shape_for
 from draftsmith.models.target import Target, load_target
 from draftsmith.store import Index, StoredSample, read_store
 from draftsmith.train.loop import Run, train
-from draftsmith.train.objective import Teacher
+from draftsmith.train.objective import Shortcut, Teacher
 from draftsmith.train.settings import TrainSettings
-from draftsmith.train.vocabulary import choose_vocabulary, coverage
+from draftsmith.train.vocabulary import choose_vocabulary, coverage, expected_counts, token_counts
 from draftsmith.train.warm_start import warm_start
 
 NAME = "train"
 INPUTS = ("capture",)
+VOCABULARY_POSITIONS = 8000  # where the target's probabilities are summed to rank rare tokens
 
 
 def plan(settings: TrainSettings, job: Job) -> Plan:
@@ -41,7 +42,9 @@ def run(settings: TrainSettings, job: Job) -> dict[str, Any]:
                 f"the {split} split has no supervised token", hint="look at `draftsmith data show`: is the loss mask empty?"
             )
 
-    drafter = new_drafter(job, target, samples["train"], settings.seed)
+    counts_V = token_counts(answers(samples["train"]), target.config.vocab_size)
+    weight_V = counts_V + expected_counts(target, samples["train"], VOCABULARY_POSITIONS)
+    drafter = new_drafter(job, target, weight_V, settings.seed)
     vocabulary = drafter.target_ids_W
     covered = {split: coverage(answers(found), vocabulary, drafter.shape.vocab_size) for split, found in samples.items()}
     job.talk.say(
@@ -49,7 +52,9 @@ def run(settings: TrainSettings, job: Job) -> dict[str, Any]:
         f"draft vocabulary {len(vocabulary)} covers {100 * covered['heldout']:.1f} % of held-out tokens"
     )
     teacher = Teacher(target.final_norm, target.head_VH, vocabulary)
-    result = train(Run(folder, settings, job.talk, drafter, teacher, samples["train"], samples["heldout"]))
+    frequent_F = weight_V[vocabulary].argsort(descending=True)[: settings.frequent_candidates].sort().values
+    shortcut = Shortcut(settings.off_path_share, frequent_F if settings.frequent_candidates else None)
+    result = train(Run(folder, settings, job.talk, drafter, teacher, shortcut, samples["train"], samples["heldout"]))
     if result.ended_by == "budget":
         job.talk.say(
             f"train: the time budget of {settings.budget_s:.0f} s ended it after {result.progress.epoch} of {settings.epochs} epochs"
@@ -70,13 +75,13 @@ def run(settings: TrainSettings, job: Job) -> dict[str, Any]:
     }
 
 
-def new_drafter(job: Job, target: Target, samples: list[StoredSample], seed: int) -> Eagle3Drafter:
-    """A drafter of the recipe's shape, its vocabulary counted on the training answers, started from the target."""
+def new_drafter(job: Job, target: Target, weight_V: torch.Tensor, seed: int) -> Eagle3Drafter:
+    """A drafter of the recipe's shape, its vocabulary the heaviest tokens of weight_V, started from the target."""
     torch.manual_seed(seed)
     shape = shape_for(target.config, job.drafter.draft_vocab_size, len(target.taps), job.drafter.intermediate_size)
     drafter = Eagle3Drafter(shape)
     drafter.set_embedding(target.embedding_VH)
-    drafter.set_vocabulary(choose_vocabulary(answers(samples), shape.vocab_size, shape.draft_vocab_size))
+    drafter.set_vocabulary(choose_vocabulary(weight_V, shape.draft_vocab_size))
     warm_start(drafter, target)
     return drafter
 
