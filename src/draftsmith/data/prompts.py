@@ -10,8 +10,8 @@ from typing import Literal
 
 import yaml
 
-from draftsmith.data.dedup import normalise
-from draftsmith.data.settings import DataSettings
+from draftsmith.data.dedup import Seen, normalise
+from draftsmith.data.settings import DataSettings, HoldOut
 from draftsmith.errors import UsageError
 from draftsmith.manifest import sha256_bytes
 
@@ -36,20 +36,20 @@ def make_prompt(source: str, text: str, split: Split) -> Prompt:
     return Prompt(sha256_bytes(text.encode())[:16], source, text, split)
 
 
-def topic_is_heldout(topic: str) -> bool:
-    """A topic is held out in every category and every template, or in none."""
-    return int(sha256_bytes(topic.encode()), 16) % HELDOUT_ONE_IN == 0
+def is_heldout(unit: str) -> bool:
+    """One unit in ten, by its digest: a topic is held out with all its templates, a prompt by itself."""
+    return int(sha256_bytes(unit.encode()), 16) % HELDOUT_ONE_IN == 0
 
 
 @cache
-def written_prompts() -> tuple[Prompt, ...]:
+def written_prompts(hold_out: HoldOut) -> tuple[Prompt, ...]:
     """Every template with every topic of its category, without repeats, in file order."""
     found: dict[str, Prompt] = {}
     for category, part in yaml.safe_load(WRITTEN.read_text()).items():
         for topic in part["topics"]:
-            split: Split = "heldout" if topic_is_heldout(topic) else "train"
             for template in part["templates"]:
                 text = template.replace("{topic}", topic)
+                split: Split = "heldout" if is_heldout(topic if hold_out == "topic" else text) else "train"
                 found.setdefault(normalise(text), make_prompt(category, text, split))
     return tuple(found.values())
 
@@ -80,18 +80,24 @@ class Mix:
         return self.synthesised_train + self.synthesised_heldout
 
 
-def choose_written(mix: Mix, seed: int) -> list[Prompt]:
-    """Train and held-out prompts from the project's templates. Raises UsageError when more are asked for than there are."""
-    chosen: list[Prompt] = []
-    for split, wanted in (("train", mix.written_train), ("heldout", mix.written_heldout)):
-        there = [prompt for prompt in written_prompts() if prompt.split == split]
-        if wanted > len(there):
+def choose_written(mix: Mix, hold_out: HoldOut, seed: int) -> list[Prompt]:
+    """Train and held-out prompts from the project's templates; no training prompt is nearly the same as a held-out one.
+
+    Raises UsageError when more are asked for than there are.
+    """
+    there = {split: [prompt for prompt in written_prompts(hold_out) if prompt.split == split] for split in ("heldout", "train")}
+    heldout = shuffled(there["heldout"], seed)[: mix.written_heldout]
+    seen = Seen()
+    for prompt in heldout:
+        seen.add(prompt.text)
+    train = [prompt for prompt in shuffled(there["train"], seed) if seen.like(prompt.text) is None][: mix.written_train]
+    for name, chosen, wanted in (("train", train, mix.written_train), ("heldout", heldout, mix.written_heldout)):
+        if len(chosen) < wanted:
             raise UsageError(
-                f"data asks for {wanted} written {split} prompts, the project's templates give {len(there)}",
-                hint=f"lower data.{'written' if split == 'train' else 'heldout'}, or raise data.synthesised",
+                f"data asks for {wanted} written {name} prompts, the project's templates give {len(chosen)}",
+                hint=f"lower data.{'written' if name == 'train' else 'heldout'}, or raise data.synthesised",
             )
-        chosen += shuffled(there, seed)[:wanted]
-    return chosen
+    return train + heldout
 
 
 def split_synthesised(texts: list[str], mix: Mix, seed: int) -> list[Prompt]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field, model_validator
 
 from draftsmith.settings import Settings
+
+HoldOut = Literal["topic", "prompt"]
 
 
 class DataSettings(Settings):
@@ -13,6 +17,10 @@ class DataSettings(Settings):
     written: int = Field(default=900, ge=0, description="training prompts taken from the project's own templates")
     synthesised: int = Field(default=300, ge=0, description="training prompts that the target writes itself")
     heldout: int = Field(default=96, ge=1, description="prompts kept out of training, in the same proportions")
+    hold_out: HoldOut = Field(
+        default="topic",
+        description="written prompts: keep whole topics out of training, or single prompts (new questions on topics that recur)",
+    )
     max_answer_tokens: int = Field(default=128, ge=1)
     temperature: float = Field(default=0.0, ge=0, description="of the training answers")
     synthesis_temperature: float = Field(default=0.9, gt=0, description="greedy sampling would write the same prompt every time")

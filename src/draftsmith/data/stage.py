@@ -47,7 +47,7 @@ BYTES_PER_TOKEN = 16  # JSON digits and text in answers.jsonl, ids and mask in p
 def plan(settings: DataSettings, job: Job) -> Plan:
     """Launches, time and bytes, from assumed rates."""
     mix, engines = Mix.of(settings), len(settings.replica_env)
-    choose_written(mix, settings.seed)  # raises when the templates do not give so many
+    choose_written(mix, settings.hold_out, settings.seed)  # raises when the templates do not give so many
     prompts = settings.written + settings.synthesised + settings.heldout
     rate = ASSUMED_TOK_S * engines
     asking_s = prompts * 0.9 * settings.max_answer_tokens / rate
@@ -63,7 +63,7 @@ def run(settings: DataSettings, job: Job) -> dict[str, Any]:
     """Make the samples in job.folder("data"); return the summary. Raises CheckFailed (template), EnvironmentFailed (engine, disk)."""
     folder = job.folder(NAME)
     folder.mkdir(parents=True, exist_ok=True)
-    written = choose_written(Mix.of(settings), settings.seed)
+    written = choose_written(Mix.of(settings), settings.hold_out, settings.seed)
     template = ChatTemplate.load(job.target, job.trust_remote_code)
     template.check()
     with Engines(settings, job) as engines:
