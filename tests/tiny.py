@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -23,7 +24,7 @@ def tiny_config() -> LlamaConfig:
         num_key_value_heads=2,
         head_dim=8,
         max_position_embeddings=128,
-        rope_theta=1000.0,
+        rope_parameters={"rope_type": "default", "rope_theta": 1000.0},
         tie_word_embeddings=True,
         bos_token_id=1,
         eos_token_id=2,
@@ -33,7 +34,7 @@ def tiny_config() -> LlamaConfig:
 def tiny_target(dtype: torch.dtype = torch.float64, seed: int = 0) -> Target:
     """Six random layers; larger weights than the default, so that greedy text is not one repeated token."""
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(tiny_config())
+    model: Any = LlamaForCausalLM(tiny_config())
     for name, parameter in model.named_parameters():
         if parameter.ndim == 2 and "embed" not in name:
             parameter.data.normal_(std=0.3)

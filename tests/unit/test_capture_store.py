@@ -97,7 +97,8 @@ def test_a_damaged_shard_is_computed_again(tmp_path: Path) -> None:
     good = shard.read_bytes()
     shard.write_bytes(good[:-10])
     with pytest.raises(EnvironmentFailed, match="damaged"):
-        list(read_store(job.folder("capture"), "heldout")) + list(read_store(job.folder("capture"), "train"))
+        for split in ("heldout", "train"):
+            list(read_store(job.folder("capture"), split))
     stage.run(SETTINGS, job)
     assert shard.read_bytes() == good
 

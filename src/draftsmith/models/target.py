@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,17 +83,9 @@ class Target:
         hooks = []
         for j in boundaries:
             if j == 0:
-                hooks.append(
-                    self.layers[0].register_forward_pre_hook(
-                        lambda _m, args, kwargs: seen.__setitem__(0, first_tensor(args, kwargs)), with_kwargs=True
-                    )
-                )
+                hooks.append(self.layers[0].register_forward_pre_hook(partial(record_input, seen), with_kwargs=True))
             else:
-                hooks.append(
-                    self.layers[j - 1].register_forward_hook(
-                        lambda _m, _args, out, j=j: seen.__setitem__(j, out[0] if isinstance(out, tuple) else out)
-                    )
-                )
+                hooks.append(self.layers[j - 1].register_forward_hook(partial(record_output, seen, j)))
         try:
             yield seen
         finally:
@@ -102,8 +95,14 @@ class Target:
         assert not missing, f"boundaries {sorted(missing)} were not reached in the forward pass"
 
 
-def first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    return args[0] if args else kwargs["hidden_states"]
+def record_input(seen: dict[int, Tensor], _layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Forward pre-hook of the first layer: boundary 0."""
+    seen[0] = args[0] if args else kwargs["hidden_states"]
+
+
+def record_output(seen: dict[int, Tensor], boundary: int, _layer: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+    """Forward hook of a layer; some return a tuple whose first entry is the hidden state."""
+    seen[boundary] = output[0] if isinstance(output, tuple) else output
 
 
 def load_target(folder: Path, taps: Sequence[int], dtype: torch.dtype = torch.float32, trust_remote_code: bool = False) -> Target:
