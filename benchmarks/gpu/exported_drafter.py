@@ -93,13 +93,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--depth", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--pythonpath", help="PYTHONPATH of the engine, where it is not installed in this interpreter")
     arguments = parser.parse_args()
     prompts = json.loads(arguments.prompts.read_text())
     engine, python = engine_for(EngineSettings(name=arguments.engine, python=sys.executable))
     talk = Talk()
+    env = {"PYTHONPATH": arguments.pythonpath} if arguments.pythonpath else {}
     result: dict[str, Any] = {"engine": arguments.engine, "depth": arguments.depth, "hardware": hardware(), "tools": tool_versions()}
     for drafting in (Drafting("eagle3", arguments.drafter, arguments.depth), None):
-        launch = Launch("speculative" if drafting else "baseline", arguments.target, FLAGS, {}, drafting)
+        launch = Launch("speculative" if drafting else "baseline", arguments.target, FLAGS, env, drafting)
         log = arguments.out.with_name(f"{launch.arm}.log")
         with start(engine, python, launch, log, 400.0, talk, launch.arm) as server:
             result[launch.arm] = measure(server, prompts, arguments.tokens)

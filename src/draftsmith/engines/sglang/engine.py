@@ -1,4 +1,4 @@
-"""SGLang as an `Engine`. Facts were read in the packages of SGLang 0.5.12 to 0.5.23; it has not been started from here yet."""
+"""SGLang as an `Engine`. Facts were read in the packages of SGLang 0.5.12 to 0.5.23; 0.5.17 was served from here."""
 
 from __future__ import annotations
 
