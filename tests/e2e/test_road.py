@@ -114,7 +114,7 @@ def points(dice: random.Random) -> dict[str, Callable[[Path], bool]]:
         "breakeven": lambda folder: lines_of(folder / "launches.jsonl") >= 1,
         "data": lambda folder: lines_of(folder / "answers.jsonl") >= answers,
         "capture": lambda folder: len(list(folder.glob("shard-*"))) >= shards,
-        "train": lambda folder: (folder / "checkpoint").is_dir(),
+        "train": lambda folder: (folder / "checkpoint.pt").exists(),
         "verify": lambda folder: any(folder.glob("*.log")),
         "bench": lambda folder: lines_of(folder / "launches.jsonl") >= launches,
     }

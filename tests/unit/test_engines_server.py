@@ -106,8 +106,9 @@ def test_an_exception_inside_the_block_ends_the_tree(tmp_path: Path) -> None:
 
 # the forked child keeps the pipe's write end open: the end of the parent must be noticed without it
 PARENT = """
-import os, sys, time
+import os, signal, sys, time
 from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background inherits an ignored SIGINT
 from engine_fakes import FakeEngine, PYTHON, fake_launch
 from draftsmith.engines.server import start
 launch = fake_launch(grandchildren=3).with_(env={"DRAFTSMITH_TEST_MARK": sys.argv[1]})
