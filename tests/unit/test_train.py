@@ -23,7 +23,7 @@ from draftsmith.models.checkpoint import load_exported, load_trained, shape_from
 from draftsmith.models.target import load_target
 from draftsmith.store import StoredSample, read_store
 from draftsmith.train import loop, stage
-from draftsmith.train.batches import collate, plan_batches, scaled, supervised_rows, tap_scales
+from draftsmith.train.batches import collate, plan_batches, supervised_rows
 from draftsmith.train.loop import learning_rate_factor
 from draftsmith.train.objective import Shortcut, Teacher, acceptance, rollout_steps, target_index, total_loss
 from draftsmith.train.settings import TrainSettings
@@ -110,22 +110,6 @@ def test_narrowed_rollout_keeps_the_rows_that_an_engine_reaches() -> None:
         assert int(narrow[k].exists_BA.sum()) == int(reached.sum())
         assert int(narrow[k].match_BA.sum()) == int((reached & full[k].match_BA).sum())
         alive = alive & full[k].match_BA
-
-
-@torch.no_grad()
-def test_tap_scales_fold_into_fc_exactly() -> None:
-    """Scaled features through fc equal plain features through the folded fc, and every tap ends within a factor 2 of the largest."""
-    target = tiny_target()
-    drafter = tiny_drafter(target)
-    samples = [stored(14, 4, 0), stored(19, 6, 1)]
-    samples = scaled(samples, torch.tensor([0.1, 1.0, 7.0]).repeat_interleave(32))
-    scale = tap_scales(samples, 3)
-    before = drafter.combine(scaled(samples, scale)[0].features_TF)
-    drafter.fc.weight.mul_(scale)
-    torch.testing.assert_close(drafter.combine(samples[0].features_TF), before, rtol=1e-12, atol=1e-12)
-    assert torch.equal(scale.log2(), scale.log2().round())
-    rms = torch.cat([sample.features_TF for sample in scaled(samples, scale)]).view(-1, 3, 32).pow(2).mean((0, 2)).sqrt()
-    assert float(rms.max() / rms.min()) < 2.0
 
 
 def test_supervised_rows_of_two_answers() -> None:
