@@ -21,12 +21,6 @@ class DraftsmithError(Exception):
         return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
 
 
-class GateFailed(DraftsmithError):
-    """The measurement is sound and says that it does not pay."""
-
-    exit_code = 1
-
-
 class UsageError(DraftsmithError):
     """A recipe or a command line that cannot be meant."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +17,7 @@ from draftsmith.job import Job, Plan
 from draftsmith.manifest import sha256_file, tool_versions
 from draftsmith.models.taps import default_taps
 from draftsmith.models.target import Target, load_target
+from draftsmith.models.text_config import read_text_config
 from draftsmith.samples import Sample, read_samples
 from draftsmith.store import Index, Shard, StoredSample, bytes_per_token, intact, write_shard
 
@@ -29,18 +30,12 @@ def taps_of(job: Job) -> tuple[int, ...]:
     """The boundaries that this job taps: as set, or the EAGLE-3 default for the target's depth. Reads config.json only."""
     if job.drafter.taps is not None:
         return job.drafter.taps
-    return default_taps(text_config(job.target)["num_hidden_layers"])
-
-
-def text_config(target: Path) -> dict[str, Any]:
-    """The language model's part of a target's config.json."""
-    config = json.loads((target / "config.json").read_text())
-    return config.get("text_config", config)
+    return default_taps(read_text_config(job.target)["num_hidden_layers"])
 
 
 def plan(settings: CaptureSettings, job: Job) -> Plan:
     """Bytes of the store, and the time at a rate of 600 tokens/s for each 100M parameters on two CPU cores when nothing is known better."""
-    config = text_config(job.target)
+    config = read_text_config(job.target)
     element = torch.finfo(getattr(torch, settings.dtype)).bits // 8
     per_token = bytes_per_token(len(taps_of(job)), config["hidden_size"], element)
     folder = job.folder("data")
@@ -160,8 +155,6 @@ def tensor(values: Any) -> Tensor:
 
 def check_space(folder: Path, need: int) -> None:
     """Raise EnvironmentFailed when the disk cannot hold the store."""
-    import shutil
-
     free = shutil.disk_usage(folder).free
     if need > free:
         raise EnvironmentFailed(

@@ -11,6 +11,7 @@ import yaml
 from packaging.version import InvalidVersion, Version
 
 from draftsmith.findings import Finding, Severity
+from draftsmith.models.text_config import text_part
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 
@@ -33,7 +34,7 @@ def read_config(folder: Path) -> tuple[dict[str, Any], list[Finding]]:
         return {}, [Finding("DS101", "error", f"{path} is not JSON: {error}", "nothing can load this target", fix)]
     if not isinstance(config, dict):
         return {}, [Finding("DS101", "error", f"{path} holds {type(config).__name__}", "nothing can load this target", fix)]
-    config = {**config, **config.get("text_config", {}), **{key: config[key] for key in ("architectures", "model_type") if key in config}}
+    config = {**text_part(config), **{key: config[key] for key in ("architectures", "model_type") if key in config}}
     needed = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", "architectures", "model_type")
     if missing := [key for key in needed if not config.get(key)]:
         return {}, [Finding("DS101", "error", f"{path} lacks {', '.join(missing)}", "the drafter's shape cannot be derived", fix)]

@@ -10,7 +10,6 @@ Writes verify.json and one JSONL file of raw replies per launch. Raises CheckFai
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from draftsmith.job import Job, Plan
 from draftsmith.manifest import atomic_write_json
 from draftsmith.models.checkpoint import load_exported, load_trained
 from draftsmith.models.target import Target, load_target
+from draftsmith.models.text_config import read_text_config
 from draftsmith.samples import Sample, read_samples
 from draftsmith.store import Index
 from draftsmith.verify.exported import compare, folder_findings, vocabulary_findings
@@ -85,8 +85,7 @@ def run(settings: VerifySettings, job: Job) -> dict[str, Any]:
 
 def prepare(settings: VerifySettings, job: Job) -> Setup:
     """Held-out samples and dtype. Raises UsageError for a dtype that verify cannot reproduce."""
-    config = json.loads((job.target / "config.json").read_text())
-    config = {**config, **config.get("text_config", {})}
+    config = read_text_config(job.target)
     dtype = served_dtype(job.engine.flags.get("dtype", "auto"), config)
     heldout = read_samples(job.folder("data") / "samples-heldout.parquet")
     if not heldout:
