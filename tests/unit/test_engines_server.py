@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from draftsmith.engines.process import EngineProcess
 from draftsmith.engines.protocol import Launch
 from draftsmith.engines.server import start, start_many
 from draftsmith.errors import EnvironmentFailed, UsageError
@@ -85,6 +86,27 @@ def test_stop_ends_the_whole_tree_quickly(tmp_path: Path) -> None:
         assert time.monotonic() - begin < 3
         assert marked(mark) == []
         server.stop()  # again does no harm
+
+
+# every generation forks the next and ends at once, so a walk through /proc soon misses it; the last one stays and ignores SIGTERM
+HOPPER = """
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+end = time.monotonic() + 1
+while time.monotonic() < end:
+    if os.fork():
+        os._exit(0)
+time.sleep(60)
+"""
+
+
+def test_a_process_that_hides_from_a_walk_through_proc_ends_too(tmp_path: Path) -> None:
+    mark = uuid.uuid4().hex
+    process = EngineProcess([sys.executable, "-c", HOPPER], {"DRAFTSMITH_TEST_MARK": mark}, tmp_path / "log")
+    time.sleep(0.3)
+    process.stop()
+    time.sleep(1)  # by now a survivor would stand still
+    assert marked(mark) == []
 
 
 def test_the_engine_has_a_temporary_folder_that_goes_with_it(tmp_path: Path) -> None:

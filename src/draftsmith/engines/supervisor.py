@@ -62,15 +62,19 @@ def send(pids: list[int], number: int) -> None:
             continue
 
 
-def reap(engine: int, status: int | None) -> int | None:
-    """Collect ended children; returns the engine's wait status once it has ended."""
+def reap(engine: int, status: int | None) -> tuple[int | None, bool]:
+    """Collect ended children; returns (the engine's wait status once it has ended, whether any child is left).
+
+    Every orphan below a subreaper becomes its child, so no child left means that the whole tree is gone. A walk through /proc does not say
+    so: it misses a process whose parent ends while the walk goes on.
+    """
     while True:
         try:
             pid, ended = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return status
+            return status, False
         if pid == 0:
-            return status
+            return status, True
         if pid == engine:
             status = ended
 
@@ -79,13 +83,14 @@ def end_tree(engine: int, status: int | None, grace_s: float) -> int | None:
     """SIGTERM, then after the grace SIGKILL, until nothing is left. The resource tracker is killed last."""
     send(descendants(), signal.SIGTERM)
     start = time.monotonic()
-    while left := descendants():
-        status = reap(engine, status)
+    while True:
+        status, left = reap(engine, status)
+        if not left:
+            return status
         waited = time.monotonic() - start
         if waited > grace_s:
-            send([pid for pid in left if waited > grace_s + 0.5 or not is_tracker(pid)], signal.SIGKILL)
+            send([pid for pid in descendants() if waited > grace_s + 0.5 or not is_tracker(pid)], signal.SIGKILL)
         time.sleep(0.02)
-    return reap(engine, status)
 
 
 def start_engine(argv: list[str], log: str, scratch: str) -> int:
@@ -136,7 +141,7 @@ def main() -> int:
             os.read(wake_read, 4096)
         if 0 in ready and os.read(0, 4096) == b"":
             break
-        status = reap(engine, status)
+        status, _ = reap(engine, status)
     status = end_tree(engine, status, grace_s)
     shutil.rmtree(scratch, ignore_errors=True)
     code = os.waitstatus_to_exitcode(status) if status is not None else 1
