@@ -74,6 +74,19 @@ def test_too_many_prompts_asked() -> None:
     assert "data.written" in error.value.hint
 
 
+def test_categories_are_those_of_one_service() -> None:
+    mix = Mix.of(DataSettings(written=300, synthesised=0, heldout=30))
+    chosen = choose_written(mix, "prompt", 0, ("code",))
+    assert {prompt.source for prompt in chosen} == {"code"} and len(chosen) == 330
+    assert {prompt.source for prompt in choose_written(mix, "prompt", 0, ("code", "math"))} == {"code", "math"}
+
+
+def test_an_unknown_category_is_named() -> None:
+    with pytest.raises(UsageError, match=r"there is no cod$") as error:
+        choose_written(Mix.of(DataSettings(written=1)), "prompt", 0, ("cod",))
+    assert "code" in error.value.hint
+
+
 def test_nothing_asked() -> None:
     with pytest.raises(ValidationError, match="nothing to train on"):
         DataSettings(written=0, synthesised=0)

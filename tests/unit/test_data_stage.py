@@ -124,6 +124,23 @@ def test_whole_stage(template: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert summary["supervised_tokens"]["train"] == sum(int(s.loss_mask.sum()) for s in samples["train"])
 
 
+def test_openings_steer_the_targets_own_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine goes on after the opening, and the prompt that is asked later holds both."""
+    openings = ("Where can user", "How do user")  # the fake engine knows a user turn by the word at its end
+    with served(CHATML, tmp_path, monkeypatch) as (job, server):
+        stage.run(SETTINGS.model_copy(update={"synthesis_openings": openings}), job)
+        bodies = server.seen
+    chat = ChatTemplate.load(job.target)
+    asked = {chat.decode(body["prompt"], special=True) for body in bodies if "stop" in body}
+    assert asked == {chat.user_turn.before + opening for opening in openings}
+    texts = [p["text"] for p in read_jsonl(job.folder("data") / "prompts.jsonl") if p["source"] == "synthesised"]
+    assert {text.partition(" user")[0] for text in texts} == {"Where can", "How do"}
+    assert any("differ from" in text for text in texts)  # the engine's part is there too
+    samples = read_samples(job.folder("data") / "samples-train.parquet")
+    for sample in samples:
+        assert tuple(sample.prompt_ids.tolist()) == chat.prompt_ids(sample.turns[0]["content"])
+
+
 def test_goes_on_after_a_kill_at_any_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with served(CHATML, tmp_path, monkeypatch) as (job, server):
         folder = job.folder("data")

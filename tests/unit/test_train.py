@@ -190,9 +190,11 @@ def finish(job: Job, name: str, summary: dict) -> None:
     Manifest(name, {}, {}, {}, summary).write(job.folder(name))
 
 
-def test_resumed_equals_straight(captured: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("shallow_share", [0.0, 0.5])
+def test_resumed_equals_straight(captured: Job, monkeypatch: pytest.MonkeyPatch, shallow_share: float) -> None:
     """Stopped at an arbitrary step and started again: the same weights, the same metrics, bit for bit."""
-    straight = stage.run(SETTINGS, captured)
+    settings = SETTINGS.model_copy(update={"shallow_share": shallow_share})
+    straight = stage.run(settings, captured)
     weights = load_file(captured.folder("train") / "drafter.safetensors")
     lines = [line for line in read_jsonl(captured.folder("train") / "metrics.jsonl") if "loss" in line]
     captured.folder("train").rename(captured.run / "straight")
@@ -209,9 +211,9 @@ def test_resumed_equals_straight(captured: Job, monkeypatch: pytest.MonkeyPatch)
 
         monkeypatch.setattr(loop, "step", stopping)
         with pytest.raises(KeyboardInterrupt):
-            stage.run(SETTINGS, captured)
+            stage.run(settings, captured)
     monkeypatch.setattr(loop, "step", do_step)
-    resumed = stage.run(SETTINGS, captured)
+    resumed = stage.run(settings, captured)
     again = load_file(captured.folder("train") / "drafter.safetensors")
     assert again.keys() == weights.keys()
     for name, value in weights.items():
@@ -220,6 +222,16 @@ def test_resumed_equals_straight(captured: Job, monkeypatch: pytest.MonkeyPatch)
     assert [(line["step"], line["loss"]) for line in relines] == [(line["step"], line["loss"]) for line in lines]
     assert resumed["heldout"] == straight["heldout"]
     assert straight["ended_by"] == "epochs"
+
+
+def test_the_first_share_of_a_run_trains_the_first_draft_only(captured: Job) -> None:
+    stage.run(SETTINGS.model_copy(update={"shallow_share": 0.5}), captured)
+    lines = [line for line in read_jsonl(captured.folder("train") / "metrics.jsonl") if "loss" in line]
+    steps = [line["ttt_steps"] for line in lines]
+    assert steps == sorted(steps) and set(steps) == {1, SETTINGS.ttt_steps}
+    assert abs(steps.count(1) - len(steps) / 2) <= 1
+    before, after = lines[steps.count(1) - 1]["loss"], lines[steps.count(1)]["loss"]
+    assert after < 1.5 * before  # a mean over rollout steps, not a sum: it does not jump where the rollout becomes longer
 
 
 def test_budget_ends_training_and_says_so(captured: Job) -> None:

@@ -42,10 +42,15 @@ def is_heldout(unit: str) -> bool:
 
 
 @cache
-def written_prompts(hold_out: HoldOut) -> tuple[Prompt, ...]:
-    """Every template with every topic of its category, without repeats, in file order."""
+def written_prompts(hold_out: HoldOut, categories: tuple[str, ...] | None = None) -> tuple[Prompt, ...]:
+    """Every template with every topic of its category, without repeats, in file order. Raises UsageError for an unknown category."""
     found: dict[str, Prompt] = {}
-    for category, part in yaml.safe_load(WRITTEN.read_text()).items():
+    there = yaml.safe_load(WRITTEN.read_text())
+    if unknown := sorted(set(categories or ()) - there.keys()):
+        raise UsageError(f"data.categories: there is no {', '.join(unknown)}", hint=f"there are {', '.join(there)}")
+    for category, part in there.items():
+        if categories is not None and category not in categories:
+            continue
         for topic in part["topics"]:
             for template in part["templates"]:
                 text = template.replace("{topic}", topic)
@@ -80,12 +85,13 @@ class Mix:
         return self.synthesised_train + self.synthesised_heldout
 
 
-def choose_written(mix: Mix, hold_out: HoldOut, seed: int) -> list[Prompt]:
+def choose_written(mix: Mix, hold_out: HoldOut, seed: int, categories: tuple[str, ...] | None = None) -> list[Prompt]:
     """Train and held-out prompts from the project's templates; no training prompt is nearly the same as a held-out one.
 
     Raises UsageError when more are asked for than there are.
     """
-    there = {split: [prompt for prompt in written_prompts(hold_out) if prompt.split == split] for split in ("heldout", "train")}
+    every = written_prompts(hold_out, categories)
+    there = {split: [prompt for prompt in every if prompt.split == split] for split in ("heldout", "train")}
     heldout = shuffled(there["heldout"], seed)[: mix.written_heldout]
     seen = Seen()
     for prompt in heldout:

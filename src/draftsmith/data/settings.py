@@ -16,6 +16,9 @@ class DataSettings(Settings):
 
     written: int = Field(default=900, ge=0, description="training prompts taken from the project's own templates")
     synthesised: int = Field(default=300, ge=0, description="training prompts that the target writes itself")
+    categories: tuple[str, ...] | None = Field(
+        default=None, min_length=1, description="categories of the written prompts, as in the traffic of one service; left out: all of them"
+    )
     heldout: int = Field(default=96, ge=1, description="prompts kept out of training, in the same proportions")
     hold_out: HoldOut = Field(
         default="topic",
@@ -26,6 +29,9 @@ class DataSettings(Settings):
     synthesis_temperature: float = Field(default=0.9, gt=0, description="greedy sampling would write the same prompt every time")
     synthesis_top_p: float = Field(default=0.95, gt=0, le=1, description="cuts the tail: small targets write nonsense from it")
     synthesis_max_tokens: int = Field(default=80, ge=1)
+    synthesis_openings: tuple[str, ...] = Field(
+        default=("",), min_length=1, description="how the target's own prompts begin, in turn; it writes the rest. Keeps them to one domain"
+    )
     concurrency: int = Field(default=64, ge=1, description="requests in flight at each engine")
     replica_env: tuple[dict[str, str], ...] = Field(
         default=({},), min_length=1, description="one engine is started per entry, with these variables added"

@@ -47,7 +47,7 @@ BYTES_PER_TOKEN = 16  # JSON digits and text in answers.jsonl, ids and mask in p
 def plan(settings: DataSettings, job: Job) -> Plan:
     """Launches, time and bytes, from assumed rates."""
     mix, engines = Mix.of(settings), len(settings.replica_env)
-    choose_written(mix, settings.hold_out, settings.seed)  # raises when the templates do not give so many
+    choose_written(mix, settings.hold_out, settings.seed, settings.categories)  # raises when the templates do not give so many
     prompts = settings.written + settings.synthesised + settings.heldout
     rate = ASSUMED_TOK_S * engines
     asking_s = prompts * 0.9 * settings.max_answer_tokens / rate
@@ -63,7 +63,7 @@ def run(settings: DataSettings, job: Job) -> dict[str, Any]:
     """Make the samples in job.folder("data"); return the summary. Raises CheckFailed (template), EnvironmentFailed (engine, disk)."""
     folder = job.folder(NAME)
     folder.mkdir(parents=True, exist_ok=True)
-    written = choose_written(Mix.of(settings), settings.hold_out, settings.seed)
+    written = choose_written(Mix.of(settings), settings.hold_out, settings.seed, settings.categories)
     template = ChatTemplate.load(job.target, job.trust_remote_code)
     template.check()
     with Engines(settings, job) as engines:
@@ -133,7 +133,7 @@ def all_prompts(
     mix, journal = Mix.of(settings), Journal(folder / SYNTHESISED)
     if mix.synthesised and not (folder / PROMPTS).exists():
         synthesise(engines.get(), template, journal, mix.synthesised, written, settings)
-    texts, dropped = accepted(journal, None, template, written)
+    texts, dropped = accepted(journal, None, template, written, settings.synthesis_openings)
     tell_shortfall(mix.synthesised, len(texts), len(journal.rows), engines.job.talk)
     if len(texts) > mix.synthesised:
         dropped["not needed"] += len(texts) - mix.synthesised

@@ -34,15 +34,15 @@ def synthesise(
     asker: Asker, template: ChatTemplate, journal: Journal, wanted: int, written: Iterable[Prompt], settings: DataSettings
 ) -> None:
     """Ask until the journal holds `wanted` prompts that are new and sensible, or MOST_ASKED times as many requests were sent."""
-    before = template.user_turn.before.rstrip(" ")  # tokenizers join a space to the word after it
-    ids = template.ids(before)
+    # tokenizers join a space to the word after it
+    ids = {opening: template.ids((template.user_turn.before + opening).rstrip(" ")) for opening in settings.synthesis_openings}
     written, asked = list(written), 0
-    while more := more_to_ask(wanted, asked, len(accepted(journal, asked, template, written)[0])):
+    while more := more_to_ask(wanted, asked, len(accepted(journal, asked, template, written, settings.synthesis_openings)[0])):
         asked += more
         requests = [
             Request(
                 id=request_id(number),
-                prompt_token_ids=ids,
+                prompt_token_ids=ids[opening_of(number, settings.synthesis_openings)],
                 max_tokens=settings.synthesis_max_tokens,
                 temperature=settings.synthesis_temperature,
                 top_p=settings.synthesis_top_p,
@@ -58,7 +58,14 @@ def request_id(number: int) -> str:
     return f"synthesised-{number:06d}"
 
 
-def accepted(journal: Journal, asked: int | None, template: ChatTemplate, written: Sequence[Prompt]) -> tuple[list[str], Counter[str]]:
+def opening_of(number: int, openings: Sequence[str]) -> str:
+    """The words that request `number` puts into the target's mouth."""
+    return openings[number % len(openings)]
+
+
+def accepted(
+    journal: Journal, asked: int | None, template: ChatTemplate, written: Sequence[Prompt], openings: Sequence[str] = ("",)
+) -> tuple[list[str], Counter[str]]:
     """(new and sensible prompts, how many were dropped for which reason), in the order of asking.
 
     asked: look at the first so many requests only; None: at all that the journal holds.
@@ -71,7 +78,8 @@ def accepted(journal: Journal, asked: int | None, template: ChatTemplate, writte
     for key in sorted(journal.rows):
         if asked is not None and key >= request_id(asked):
             continue
-        text, fault = clean(journal.rows[key], template)
+        number = int(key.rpartition("-")[2])
+        text, fault = clean(journal.rows[key], template, opening_of(number, openings))
         fault = fault or seen.like(text)
         if fault:
             dropped[fault] += 1
@@ -81,11 +89,13 @@ def accepted(journal: Journal, asked: int | None, template: ChatTemplate, writte
     return kept, dropped
 
 
-def clean(row: dict[str, Any], template: ChatTemplate) -> tuple[str, str | None]:
-    """(text of one sampled user turn, why it is no prompt or None)."""
+def clean(row: dict[str, Any], template: ChatTemplate, opening: str = "") -> tuple[str, str | None]:
+    """(text of one sampled user turn, its opening included, why it is no prompt or None)."""
     ids: list[int] = row["token_ids"]
     ended = next((place for place, token in enumerate(ids) if token in template.end_ids), len(ids))
-    text, mark, _ = template.decode(ids[:ended], special=True).partition(template.user_turn.end)
+    # decoded together: a tokenizer may drop the space before the first token of a text
+    whole = [*(template.ids(opening.rstrip(" ")) if opening else ()), *ids[:ended]]
+    text, mark, _ = template.decode(whole, special=True).partition(template.user_turn.end)
     text = text.strip()
     if ended == len(ids) and not mark and row["finish_reason"] != "stop":
         return text, "unfinished"

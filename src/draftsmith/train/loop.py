@@ -96,11 +96,12 @@ def train(run: Run) -> Result:
                 continue
             clock.start()
             factor = learning_rate_factor(share(), settings.warmup_share)
-            loss = step(run, optimizer, batch, index_V, settings.learning_rate * factor)
+            ttt_steps = 1 if share() < settings.shallow_share else settings.ttt_steps
+            loss = step(run, optimizer, batch, index_V, settings.learning_rate * factor, ttt_steps)
             progress.step, progress.batch = progress.step + 1, number + 1
             progress.tokens += int(batch.valid_BA.sum())
             progress.elapsed_s = clock.stop()
-            record_step(run, progress, loss, factor)
+            record_step(run, progress, loss, factor, ttt_steps)
             detail = f"loss {loss:.3f}, held-out accept_len {heldout.accept_len:.2f}, {progress.tokens / progress.elapsed_s:.0f} tokens/s"
             run.talk.progress("train", share(), 1.0, time.monotonic() - progress.elapsed_s, detail)
             if share() >= 1:
@@ -134,18 +135,18 @@ class Clock:
         return self.elapsed_s
 
 
-def step(run: Run, optimizer: torch.optim.Optimizer, batch: Batch, index_V: Tensor, learning_rate: float) -> float:
-    """One optimizer step; returns the loss."""
+def step(run: Run, optimizer: torch.optim.Optimizer, batch: Batch, index_V: Tensor, learning_rate: float, ttt_steps: int) -> float:
+    """One optimizer step over `ttt_steps` rollout steps; returns their weighted mean loss, comparable over any number of them."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
     with run.autocast():
-        steps = rollout_steps(run.drafter, run.teacher, batch, run.settings.ttt_steps, index_V, run.shortcut)
+        steps = rollout_steps(run.drafter, run.teacher, batch, ttt_steps, index_V, run.shortcut)
     loss = total_loss(steps, run.settings.step_decay)
     loss.backward()
     nn.utils.clip_grad_norm_(run.drafter.parameters(), run.settings.max_grad_norm)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return loss.item()
+    return loss.item() / sum(run.settings.step_decay**k for k in range(ttt_steps))
 
 
 @torch.no_grad()
@@ -163,10 +164,10 @@ def evaluate(run: Run, index_V: Tensor) -> Acceptance:
     return sum(parts[1:], parts[0])
 
 
-def record_step(run: Run, progress: Progress, loss: float, factor: float) -> None:
+def record_step(run: Run, progress: Progress, loss: float, factor: float, ttt_steps: int) -> None:
     rate = progress.tokens / progress.elapsed_s
     line = {"step": progress.step, "epoch": progress.epoch, "elapsed_s": progress.elapsed_s, "loss": loss, "tokens": progress.tokens}
-    append_jsonl(run.folder / METRICS, {**line, "tokens_s": rate, "lr": run.settings.learning_rate * factor})
+    append_jsonl(run.folder / METRICS, {**line, "tokens_s": rate, "lr": run.settings.learning_rate * factor, "ttt_steps": ttt_steps})
 
 
 def record_evaluation(run: Run, progress: Progress, index_V: Tensor) -> Acceptance:

@@ -11,6 +11,9 @@ class TrainSettings(Settings):
     budget_s: float = 300.0
     epochs: int = Field(default=100, ge=1)
     ttt_steps: int = Field(default=3, ge=1, description="training-time-test steps: how deep the drafter learns on its own features")
+    shallow_share: float = Field(
+        default=0.0, ge=0, lt=1, description="share of the run, at its start, that trains the first draft only: steps of half the cost"
+    )
     step_decay: float = 0.8
     off_path_share: float = Field(default=0.2, ge=0, le=1, description="share of rows that go on to later steps after a wrong draft")
     frequent_candidates: int = Field(
