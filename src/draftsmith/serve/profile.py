@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,6 +24,7 @@ from draftsmith.serve.http import fetch
 REQUEST_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 900.0  # the engine writes its trace before it answers
 SETTLE_S = 5.0
+TRACED_TOKENS = 48
 PROMPTS = (
     "Explain how plants turn sunlight into food.",
     "Write a short story about a lighthouse keeper.",
@@ -170,12 +171,17 @@ def traced(subject: Subject, engine: ModuleType, model: str, load: Load, talk: T
         return f"/start_profile answered {status}: {text[:200]}; the server was started without a profiler"
     talk.say("profile: tracing")
     try:
-        work(subject.url, model, load)
+        work(subject.url, model, short(load))
     finally:
         fetch(f"{subject.url}/stop_profile", {}, STOP_TIMEOUT_S)
     new = [path for path in traces(subject.trace_folder) if path not in before]
     talk.say(f"profile: reading {len(new)} traces")
     return split_of_folder(new, engine.SPANS)
+
+
+def short(load: Load) -> Load:
+    """What is traced: one request a slot, a few dozen rounds. A trace has thousands of events a round, and is written before we go on."""
+    return replace(load, requests=load.concurrency, output_tokens=min(load.output_tokens, TRACED_TOKENS))
 
 
 def traces(folder: Path) -> Sequence[Path]:

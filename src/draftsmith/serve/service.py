@@ -20,7 +20,7 @@ from typing import Any
 from draftsmith.engines.process import GRACE_S, resident_pages, start_ticks, tree
 from draftsmith.engines.protocol import Engine, Launch
 from draftsmith.engines.registry import ENGINES
-from draftsmith.engines.secrets import exposure, masked, masked_argv, refuse_secret_flags
+from draftsmith.engines.secrets import exposure, masked, masked_argv
 from draftsmith.engines.server import Server, tail, wait_ready
 from draftsmith.engines.startup import Startup, title
 from draftsmith.errors import UsageError
@@ -56,7 +56,6 @@ def start(plan: Plan, talk: Talk, foreground: bool = False) -> Record:
     Raises UsageError when a server of that name runs or is being started, EnvironmentFailed when it dies, hangs or is late, CheckFailed
     when it runs otherwise than planned. Whatever goes wrong, Ctrl-C included, no process stays behind.
     """
-    refuse_secret_flags(plan.launch)
     with records.only_one(plan.name):
         before = records.read(plan.name)
         if before is not None and before.alive():

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from draftsmith.engines.flags import spelled
 from draftsmith.engines.protocol import Launch
@@ -47,10 +48,10 @@ def effective(log_text: str, pages: Mapping[str, str]) -> dict[str, str]:
     """Setting -> last value told (rules may overwrite the first); a setting that the server does not mention is left out."""
     found: dict[str, str] = {}
     for theirs, ours in NAMES.items():
-        values = re.findall(rf"\b{theirs}=('[^']*'|[\w.]+)", log_text)
+        values: list[str] = re.findall(rf"\b{theirs}=('[^']*'|[\w.]+)", log_text)
         if values:
             found[ours] = values[-1].strip("'")
-    told = json.loads(pages.get("/server_info", "{}"))
+    told: dict[str, Any] = json.loads(pages.get("/server_info", "{}"))
     for name, value in told.items():
         if isinstance(value, bool | int | float | str):
             found[NAMES.get(name, name)] = str(value)

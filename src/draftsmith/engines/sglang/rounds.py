@@ -9,7 +9,8 @@ from draftsmith.engines.protocol import Launch
 from draftsmith.engines.rounds import RoundCounts, Spans
 
 # 0.5.17 names a step after its forward mode, 0.5.23 after its role; without speculation a step is DECODE
-SPANS = Spans(verify=r"^step\[(TARGET_VERIFY|VERIFY|DECODE)\b", draft=r"^(draft|draft_extend)$", prefill=r"^step\[(EXTEND|MIXED)\b")
+VERIFY = r"^step\[(TARGET_VERIFY|VERIFY|DECODE)\b"
+SPANS = Spans(begin=VERIFY, verify=VERIFY, draft=r"^(draft|draft_extend)$", prefill=r"^step\[(EXTEND|MIXED)\b")
 
 
 def with_profiler(launch: Launch, folder: Path) -> Launch:
@@ -19,7 +20,8 @@ def with_profiler(launch: Launch, folder: Path) -> Launch:
 
 def start_body(folder: Path | None) -> dict[str, object]:
     """What /start_profile is told."""
-    return {"activities": ["CPU", "GPU"], "with_stack": False} | ({"output_dir": str(folder)} if folder else {})
+    body: dict[str, object] = {"activities": ["CPU", "GPU"], "with_stack": False}
+    return {**body, "output_dir": str(folder)} if folder else body
 
 
 def round_counts(metrics_text: str) -> RoundCounts | None:

@@ -9,7 +9,13 @@ from draftsmith.engines.counters import samples, total
 from draftsmith.engines.protocol import Launch
 from draftsmith.engines.rounds import RoundCounts, Spans
 
-SPANS = Spans(verify=r"^gpu_model_runner: forward$", draft=r"^gpu_model_runner: draft$", prefill=r"^execute_context_[1-9]")
+# postprocess is where the target's logits are computed
+SPANS = Spans(
+    begin=r"^gpu_model_runner: forward$",
+    verify=r"^gpu_model_runner: (forward|postprocess)$",
+    draft=r"^gpu_model_runner: draft$",
+    prefill=r"^execute_context_[1-9]",
+)
 
 
 def with_profiler(launch: Launch, folder: Path) -> Launch:
