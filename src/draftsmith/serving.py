@@ -80,6 +80,7 @@ def status_lines(row: Mapping[str, Any]) -> str:
     lines = [f"{row['name']:32} {row['state']:9} {row['url']}  {row['engine']} {row['arm']}{memory}"]
     if "phase" in row:
         lines.append(f"  in {row['phase']}; /health: {row['health']}")
+    lines += [f"  {line}" for line in row.get("changed", [])]
     if "cause" in row:
         status = f"exit status {row['exit_status']}: " if row["exit_status"] is not None else ""
         lines += [f"  {status}{row['cause']}", f"  hint: {row['hint']}"]

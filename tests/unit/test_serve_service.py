@@ -214,3 +214,19 @@ def test_names_that_are_no_names() -> None:
     for name in ("", "../x", "a b", "-x", "x" * 101):
         with pytest.raises(UsageError, match="is not a name"):
             service.start(plan(name), QUIET)
+
+
+class Drifting(FakeEngine):
+    """An engine whose settings change while it runs (an operator, an update of its weights)."""
+
+    def effective(self, log_text: str, pages: Mapping[str, str]) -> dict[str, str]:
+        return {"depth": "3"}
+
+
+def test_status_sees_what_has_changed_since(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry.ENGINES, "fake", Drifting)  # type: ignore[arg-type]
+    record = service.start(plan(engine=Drifting()), QUIET)
+    assert service.status(record)["state"] == "healthy"
+    told = service.status(record.with_(planned={"depth": "5"}, env={"NCCL_ALGO": "Ring", "HF_TOKEN": "(hidden)"}))
+    assert told["state"] == "changed" and told["changed"][0] == "depth: 5 was asked for, 3 is in effect"
+    assert told["changed"][1].startswith("NCCL_ALGO: 'Ring' was set, ") and not any("HF_TOKEN" in line for line in told["changed"])

@@ -10,7 +10,7 @@ import os
 import signal
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -19,14 +19,15 @@ from typing import Any
 
 from draftsmith.engines.process import GRACE_S, resident_pages, start_ticks, tree
 from draftsmith.engines.protocol import Engine, Launch
+from draftsmith.engines.readback import changed_settings, changed_variables
 from draftsmith.engines.registry import ENGINES
-from draftsmith.engines.secrets import exposure, masked, masked_argv
+from draftsmith.engines.secrets import MASK, exposure, masked, masked_argv
 from draftsmith.engines.server import Server, tail, wait_ready
 from draftsmith.engines.startup import Startup, title
 from draftsmith.errors import UsageError
 from draftsmith.job import Talk
 from draftsmith.serve import records, systemd
-from draftsmith.serve.http import answer
+from draftsmith.serve.http import answer, fetch
 from draftsmith.serve.records import Record
 
 HEALTH_TIMEOUT_S = 5.0
@@ -139,7 +140,7 @@ def named(name: str | None) -> list[Record]:
 
 
 def status(record: Record) -> dict[str, Any]:
-    """How a server is: state healthy, starting, unhealthy, died or stopped, with what speaks for it."""
+    """How a server is: state healthy, changed, starting, unhealthy, died or stopped, with what speaks for it."""
     answered = answer(f"{record.url}/health", HEALTH_TIMEOUT_S)
     service = systemd.show(record.unit, record.user_unit) if record.unit else None
     alive = record.alive() if service is None else service.get("ActiveState") in ("active", "activating", "reloading")
@@ -158,19 +159,29 @@ def status(record: Record) -> dict[str, Any]:
     }
     if service is not None:
         found |= {"systemd": service, "journal": systemd.journal(str(record.unit), record.user_unit)}
+    pids = tree(record.pid or (service or {}).get("MainPID") or 0) if alive else []
     if alive and answered == 200:
-        found["state"] = "healthy"
+        found["changed"] = changed(record, log_text(record, found), pids)
+        found["state"] = "changed" if found["changed"] else "healthy"
     elif alive:
         ready = record.ready_s is not None or (service or {}).get("ActiveState") == "active"
         found |= {"state": "unhealthy" if ready else "starting", "phase": phase(record, found)}
     else:
         found |= ended(record, found)
-    if alive and record.pid is not None:
-        pids = tree(record.pid)
+    if pids:
         page = os.sysconf("SC_PAGE_SIZE")
         found["rss_bytes"] = sum(page * resident_pages(pid) for pid in pids)
         found["processes"] = [{"pid": pid, "title": title(pid)} for pid in pids]
     return found
+
+
+def changed(record: Record, log: str, pids: Sequence[int]) -> list[str]:
+    """What holds otherwise in the running server than it was planned: settings by its pages and log, variables by its processes."""
+    engine = engine_of(record)
+    answers = {path: fetch(f"{record.url}{path}", timeout_s=HEALTH_TIMEOUT_S) for path in engine.info_pages}
+    pages = {path: text for path, (code, text) in answers.items() if code == 200}
+    open_variables = {name: value for name, value in record.env.items() if value != MASK}
+    return changed_settings(record.planned, engine.effective(log, pages)) + changed_variables(open_variables, pids, engine.name)
 
 
 def log_text(record: Record, found: Mapping[str, Any]) -> str:
@@ -182,7 +193,7 @@ def log_text(record: Record, found: Mapping[str, Any]) -> str:
 
 def phase(record: Record, found: Mapping[str, Any]) -> str:
     """How far the start has come."""
-    startup = Startup(family(record), Path(record.log))
+    startup = Startup(engine_of(record).name, Path(record.log))
     for line in log_text(record, found).splitlines():
         startup.read(line)
     return str(startup)
@@ -196,12 +207,12 @@ def ended(record: Record, found: Mapping[str, Any]) -> dict[str, Any]:
     word, _, code = left.read_text().strip().partition(" ") if left.exists() else ("", "", "")
     if word == "stopped":
         return {"state": "stopped"}
-    cause, hint = ENGINES[record.engine.partition("==")[0]]().explain_death(log_text(record, found))
+    cause, hint = engine_of(record).explain_death(log_text(record, found))
     return {"state": "died", "exit_status": int(code) if code else None, "cause": cause, "hint": hint}
 
 
-def family(record: Record) -> str:
-    return ENGINES[record.engine.partition("==")[0]].name
+def engine_of(record: Record) -> Engine:
+    return ENGINES[record.engine.partition("==")[0]]()
 
 
 # --- stop ------------------------------------------------------------------------------------------------------------
@@ -213,6 +224,9 @@ def stop(name: str) -> dict[str, Any]:
         record = records.read(name)
         if record is None:
             return {"name": name, "stopped": 0, "said": f"no server {name} is known: nothing to stop"}
+        if record.unit and systemd.show(record.unit, record.user_unit).get("LoadState") == "not-found":
+            records.forget(name)
+            return {"name": name, "stopped": 0, "said": f"{name}: the unit {record.unit} is not installed (any more); forgotten"}
         if record.unit:
             return {"name": name, "stopped": 0, "said": f"{name} is run by systemd: {systemd.command(record.user_unit)} stop {record.unit}"}
         was_alive = record.alive()
@@ -248,7 +262,7 @@ def why_ended(record: Record) -> str:
 
 def phase_lines(record: Record) -> list[str]:
     """The lines of a log that begin a phase of the start, each after the phase's name."""
-    startup = Startup(family(record), Path(record.log))
+    startup = Startup(engine_of(record).name, Path(record.log))
     found = []
     for line in Path(record.log).read_text(errors="replace").replace("\r", "\n").splitlines():
         before = startup.name

@@ -27,6 +27,21 @@ NAMES = {
 }
 # a flag's other spellings -> the argument's name
 SHORT = {"tp": "tp_size", "tensor_parallel_size": "tp_size", "dp": "dp_size", "pp": "pp_size", "data_parallel_size": "dp_size"}
+# arguments that are compared as they are; others may be adjusted with good reason (sizes of graphs and prefill chunks, for example)
+ASKED = {
+    "page_size",
+    "tp_size",
+    "dp_size",
+    "pp_size",
+    "quantization",
+    "kv_cache_dtype",
+    "mem_fraction_static",
+    "load_format",
+    "random_seed",
+    "disable_radix_cache",
+    "disable_cuda_graph",
+    "disable_overlap_schedule",
+}
 
 
 def requested(launch: Launch) -> dict[str, str]:
@@ -35,7 +50,7 @@ def requested(launch: Launch) -> dict[str, str]:
     for flag, value in launch.flags.items():
         name = spelled(flag).replace("-", "_")
         name = SHORT.get(name, name)
-        if value is not None and name not in ("host", "port"):
+        if value is not None and (name in NAMES or name in ASKED):
             asked[NAMES.get(name, name)] = str(value)
     if launch.drafting is not None:
         depth = launch.drafting.depth
