@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
 from draftsmith.engines.protocol import Launch
-from draftsmith.engines.rootcause import COMMON, find_cause
+from draftsmith.engines.rootcause import find_cause
 from draftsmith.metrics import Acceptance
 
 # argv: PORT READY_AFTER_S DIE_AFTER_S GRANDCHILDREN; a time below zero means never
@@ -56,6 +57,7 @@ class FakeEngine:
 
     name: ClassVar[str] = "fake"
     served_model: ClassVar[str] = "target"
+    info_pages: ClassVar[tuple[str, ...]] = ("/info",)
 
     def argv(self, python: Path, launch: Launch, port: int) -> list[str]:
         chosen = {"ready-after": 0.1, "die-after": -1, "grandchildren": 0, **launch.flags}
@@ -70,11 +72,17 @@ class FakeEngine:
     def generation_tokens(self, metrics_text: str) -> int | None:
         return 7 if "fake_tokens_total 7" in metrics_text else None
 
-    def effective(self, log_text: str) -> dict[str, str]:
+    def effective(self, log_text: str, pages: Mapping[str, str]) -> dict[str, str]:
+        return {"info": pages["/info"]} if "/info" in pages else {}
+
+    def requested(self, launch: Launch) -> dict[str, str]:
         return {}
 
+    def with_profiler(self, launch: Launch, folder: Path) -> Launch:
+        return launch
+
     def explain_death(self, log_text: str) -> tuple[str, str]:
-        return find_cause(log_text, COMMON, (r"a wrapper",))
+        return find_cause(log_text, "fake")
 
 
 def fake_launch(**flags: float | int) -> Launch:

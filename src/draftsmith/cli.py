@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from draftsmith import __version__, commands
+from draftsmith import __version__, commands, serving
 from draftsmith.errors import DraftsmithError, UsageError
 from draftsmith.stages import STAGES
 
@@ -93,6 +93,8 @@ def build_parser() -> Parser:
         command = add(sub, name, f"{text[0].upper()}{text[1:]}.", handler)
         if example:
             command.add_argument("name", metavar="NAME", help=f"for example {example}")
+    for name, (text, handler, arguments, _) in serving.COMMANDS.items():
+        arguments(add(sub, name, f"{text[0].upper()}{text[1:]}.", handler))
     return parser
 
 
@@ -102,7 +104,8 @@ def list_commands() -> str:
         "the whole road:": {"run RECIPE": "all stages in order, from target to verdict; goes on where it stopped"},
         "one stage of it:": {f"{name} RECIPE": question for name, question in STAGES.items()},
         "around it:": {"data show FOLDER": SHOW}
-        | {f"{name}{' NAME' if example else ''}": text for name, (text, _, example) in OTHER.items()},
+        | {f"{name}{' NAME' if example else ''}": text for name, (text, _, example) in OTHER.items()}
+        | {called: text for text, _, _, called in serving.COMMANDS.values()},
     }
     lines = []
     for title, entries in groups.items():

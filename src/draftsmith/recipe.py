@@ -78,7 +78,9 @@ def apply_override(content: dict[str, Any], override: str) -> None:
         if not isinstance(place, dict):
             raise UsageError(f"override {override!r}: {part} is not a mapping in the recipe")
     try:
-        place[last] = yaml.safe_load(value)
+        read = yaml.safe_load(value)
+        # variables are text: 007, 1e3, on and null stay what was typed, while quotes come off
+        place[last] = value if path == ["engine", "env"] and not isinstance(read, str) else read
     except yaml.YAMLError as error:
         raise UsageError(f"override {override!r}: the value is not YAML") from error
 

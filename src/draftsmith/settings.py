@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 FlagValue = bool | int | float | str | None
+Variable = Annotated[str, Field(coerce_numbers_to_str=True)]  # an environment variable: a number in a recipe means its digits
 
 
 class Settings(BaseModel):
@@ -29,7 +30,7 @@ class EngineSettings(Settings):
     python: str | None = Field(default=None, description="interpreter of an environment that already exists, instead of an added one")
     url: str | None = Field(default=None, description="a server that already runs (bench and verify only)")
     flags: dict[str, FlagValue] = Field(default_factory=dict, description="engine flags without the leading --; true means a bare flag")
-    env: dict[str, str] = Field(default_factory=dict, description="environment of every launch")
+    env: dict[str, Variable] = Field(default_factory=dict, description="environment of every launch")
     ready_timeout_s: float = 180.0
 
 

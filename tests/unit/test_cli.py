@@ -12,13 +12,24 @@ from pathlib import Path
 import pytest
 
 import fake_stages
-from draftsmith import cli, flow
+from draftsmith import cli, flow, serving
 from draftsmith.errors import UsageError
 from draftsmith.stages import STAGES
 from fake_stages import Broken
 
 HEAVY = ("torch", "transformers", "pydantic", "pyarrow", "numpy", "scipy", "yaml", "aiohttp", "matplotlib", "jinja2", "asyncio")
-COMMANDS = ["run", *STAGES, "data show", "engine add", "engine list", "engine probe", "engine remove", "target fetch", "target list"]
+COMMANDS = [
+    "run",
+    *STAGES,
+    "data show",
+    "engine add",
+    "engine list",
+    "engine probe",
+    "engine remove",
+    "target fetch",
+    "target list",
+    *serving.COMMANDS,
+]
 
 
 def fake(*words: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -74,6 +85,8 @@ def test_the_overview_names_every_command_and_exit_code(capsys: pytest.CaptureFi
         ("run", "arguments are required: RECIPE", "draftsmith run --help"),
         ("run r.yaml --utnil data", "unknown argument '--utnil'", "did you mean '--until'?"),
         ("run r.yaml --until dat", "invalid choice: 'dat'", "draftsmith run --help"),
+        ("serve status x y", "unknown argument 'y'", "known: "),
+        ("serve start", "arguments are required: RECIPE", "draftsmith serve start --help"),
         ("engine add x y", "unknown argument 'y'", "known: "),
         ("data show folder -n x", "invalid int value", "draftsmith data show --help"),
         ("capture r.yaml --unt x", "unknown argument '--unt'", "known: "),

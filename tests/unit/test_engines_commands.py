@@ -144,7 +144,7 @@ LOGS = {
         "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig\n"
         "  Value error, Invalid repository ID or local directory specified: '/nowhere'. [type=value_error, input_value=...]\n",
         "Invalid repository ID or local directory specified: '/nowhere'.",
-        "traceback",
+        "config.json",
     ),
     "cache": (
         "(EngineCore pid=2) ERROR 11-29 15:11:20 [core.py:1] ValueError: To serve at least one request with max seq len (8192), "
@@ -178,7 +178,9 @@ def test_effective_settings_from_the_logs() -> None:
         "dtype=torch.bfloat16, enforce_eager=True\n"
         "(EngineCore pid=2) INFO 11-29 15:16:11 [kv_cache_utils.py:1] CPU KV cache size: 46,592 tokens\n"
     )
-    assert VLLM().effective(log) == {
+    assert VLLM().effective(log, {}) == {
+        "target": "/m",
+        "drafter": "/run/export",
         "engine_version": "0.32.0",
         "drafting_method": "eagle3",
         "depth": "3",
@@ -188,7 +190,7 @@ def test_effective_settings_from_the_logs() -> None:
     }
     log = "server_args=ServerArgs(speculative_algorithm='EAGLE3', speculative_num_steps=3, speculative_num_draft_tokens=16, dtype='auto')\n"
     log += "max_running_requests=48\nspeculative_num_draft_tokens=4\n"
-    assert SGLang().effective(log) == {
+    assert SGLang().effective(log, {}) == {
         "drafting_method": "EAGLE3",
         "depth": "3",
         "draft_tokens": "4",

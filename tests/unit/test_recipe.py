@@ -82,3 +82,14 @@ def test_a_recipe_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageError, match="cannot read"):
         load_recipe(tmp_path / "binary.yaml")
+
+
+def test_variables_of_the_engine_are_text(recipe: Path) -> None:
+    """A number is fine, in the recipe and on the command line, and stays what was typed."""
+    overrides = ["engine.env.A=1", "engine.env.B=007", "engine.env.C=true", "engine.env.D='x y'", "engine.env.E=1e3", "engine.env.F="]
+    env = load_recipe(recipe, overrides).engine.env
+    assert {name: env[name] for name in "ABCDEF"} == {"A": "1", "B": "007", "C": "true", "D": "x y", "E": "1e3", "F": ""}
+    recipe.write_text(MINIMAL.replace("0.32.0}", "0.32.0, env: {A: 1, B: 1.5}}"))
+    assert load_recipe(recipe).engine.env == {"A": "1", "B": "1.5"}
+    with pytest.raises(UsageError, match=r"engine\.env\.A"):
+        load_recipe(recipe, ["engine.env={A: [1]}"])

@@ -21,9 +21,9 @@ NOT_PASSED = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "PYTHONDONTWRITEBYTEC
 
 
 class EngineProcess:
-    """A supervised process tree. It ends with `stop`, and with this process, however that ends."""
+    """A supervised process tree. It ends with `stop`, and with this process, however that ends; a detached one only with `stop`."""
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], log: Path, detached: bool = False) -> None:
         """Start `argv` with `env` on top of the caller's environment and all output in `log`. Raises EnvironmentFailed."""
         self.argv = list(argv)
         self.log = log
@@ -33,9 +33,19 @@ class EngineProcess:
             log.write_bytes(b"")
         except OSError as error:
             raise EnvironmentFailed(f"cannot write the engine's log {log}: {error.strerror}", hint="free some disk space") from error
-        command = [sys.executable, "-I", "-S", str(SUPERVISOR), str(os.getpid()), str(GRACE_S), str(log), *argv]
+        Path(f"{log}.exit").unlink(missing_ok=True)
+        parent = 0 if detached else os.getpid()
+        command = [sys.executable, "-I", "-S", str(SUPERVISOR), str(parent), str(GRACE_S), str(log), *argv]
+        self.killed_before = oom_kills()
         self.supervisor = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**inherited, **env}, start_new_session=True, text=True
+            command,
+            stdin=subprocess.DEVNULL if detached else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL if detached else None,
+            cwd="/" if detached else None,  # a folder that a long-lived process stands in cannot be unmounted
+            env={**inherited, **env},
+            start_new_session=True,
+            text=True,
         )
         self.started = time.monotonic()
         self.pid = self._read_pid()
@@ -55,6 +65,10 @@ class EngineProcess:
     def poll(self) -> int | None:
         """Exit status of the engine, or None while it runs."""
         return self.supervisor.poll()
+
+    def oom_kills(self) -> int:
+        """How many processes of this machine the kernel has killed for lack of memory since the start."""
+        return oom_kills() - self.killed_before
 
     def pids(self) -> list[int]:
         """The engine and all processes below it."""
@@ -111,3 +125,42 @@ def resident_pages(pid: int) -> int:
         return int(Path("/proc", str(pid), "statm").read_text().split()[1])
     except (FileNotFoundError, ProcessLookupError):
         return 0
+
+
+def start_ticks(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot: with the pid it names one process for good. None when it is gone or a zombie."""
+    fields = stat_fields(pid)
+    return int(fields[19]) if fields and fields[0] != "Z" else None
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time of one process so far, its ended children included; 0 when it is gone."""
+    fields = stat_fields(pid)
+    return sum(int(fields[i]) for i in (11, 12, 13, 14)) / os.sysconf("SC_CLK_TCK") if fields else 0.0
+
+
+def read_bytes(pid: int) -> int:
+    """Bytes that one process has read, page faults of mapped files included; 0 when it is gone or not ours to ask."""
+    try:
+        lines = Path("/proc", str(pid), "io").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return 0
+    counts = dict(line.split(": ") for line in lines)
+    return int(counts["rchar"]) + int(counts["read_bytes"])
+
+
+def stat_fields(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the state on; empty when the process is gone."""
+    try:
+        return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def oom_kills(vmstat: Path = Path("/proc/vmstat")) -> int:
+    """Processes that the kernel has killed for lack of memory since boot; 0 where the kernel does not count them."""
+    try:
+        lines = vmstat.read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)

@@ -49,6 +49,7 @@ class Engine(Protocol):
 
     name: ClassVar[str]
     served_model: ClassVar[str]
+    info_pages: ClassVar[tuple[str, ...]]
 
     def argv(self, python: Path, launch: Launch, port: int) -> list[str]:
         """The command that serves `launch` on `port`. Raises UsageError for a flag that Draftsmith sets itself."""
@@ -66,8 +67,16 @@ class Engine(Protocol):
         """Cumulative output tokens since the server started; None when the counter is absent."""
         ...
 
-    def effective(self, log_text: str) -> dict[str, str]:
-        """Settings that took effect, as the server logged them: "depth", "drafting_method", "dtype" and what else it says."""
+    def effective(self, log_text: str, pages: Mapping[str, str]) -> dict[str, str]:
+        """Settings that took effect, as the log and the server's `info_pages` tell: "depth", "drafting_method", "dtype" and what else."""
+        ...
+
+    def requested(self, launch: Launch) -> dict[str, str]:
+        """Settings that the launch asks for, under the names of `effective`; only those that can be compared."""
+        ...
+
+    def with_profiler(self, launch: Launch, folder: Path) -> Launch:
+        """The launch of a server that can be profiled, its traces in `folder`."""
         ...
 
     def explain_death(self, log_text: str) -> tuple[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -14,28 +15,41 @@ from typing import Any
 from draftsmith.engines.flags import fixed_port
 from draftsmith.engines.process import EngineProcess
 from draftsmith.engines.protocol import Engine, Launch
-from draftsmith.errors import EnvironmentFailed
+from draftsmith.engines.readback import changed_settings, changed_variables, planned_variables
+from draftsmith.engines.rootcause import read_lines
+from draftsmith.engines.secrets import exposure, refuse_secret_flags
+from draftsmith.engines.startup import Motion, Startup, doing
+from draftsmith.errors import CheckFailed, EnvironmentFailed
 from draftsmith.job import Talk
 from draftsmith.metrics import Acceptance
 
 POLL_S = 0.1
+STALL_S = 120.0  # a start without any sign of life for so long hangs
 HTTP_TIMEOUT_S = 20.0
+HEALTH_TIMEOUT_S = 5.0  # a hanging server accepts a connection and never answers
 LOG_TAIL_BYTES = 400_000
 
 
 class Server:
     """A running engine server. `ready_s`: seconds from process start to the first healthy answer."""
 
-    def __init__(self, engine: Engine, python: Path, launch: Launch, log: Path) -> None:
-        """Start the process; it does not answer yet. Raises EnvironmentFailed when a fixed port is taken."""
+    def __init__(self, engine: Engine, python: Path, launch: Launch, log: Path, detached: bool = False) -> None:
+        """Start the process; it does not answer yet. A detached one outlives us.
+
+        Raises EnvironmentFailed when a fixed port is taken, UsageError for a flag that carries a secret.
+        """
+        refuse_secret_flags(launch)
         self.engine = engine
         self.launch = launch
         self.log = log
         self.host, self.port = address(launch)
         self.argv = engine.argv(python, launch, self.port)
         self.env = engine.env(launch)
+        self.label = engine.name
         self.ready_s = float("nan")
-        self.process = EngineProcess(self.argv, self.env, log)
+        self.process = EngineProcess(self.argv, self.env, log, detached)
+        self.startup = Startup(engine.name, log)
+        self.motion = Motion(self.process, log)
 
     @property
     def url(self) -> str:
@@ -49,9 +63,9 @@ class Server:
         """Resident memory of the server's process tree."""
         return self.process.rss_bytes()
 
-    def get(self, path: str) -> tuple[int, str]:
+    def get(self, path: str, timeout_s: float = HTTP_TIMEOUT_S) -> tuple[int, str]:
         """(status, body) of a GET. Raises EnvironmentFailed with the root cause when the process died, OSError otherwise."""
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=HTTP_TIMEOUT_S)
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
         try:
             connection.request("GET", path)
             response = connection.getresponse()
@@ -95,8 +109,18 @@ class Server:
         return self.engine.generation_tokens(self.metrics_text())
 
     def effective(self) -> dict[str, str]:
-        """Settings that took effect, as the server logged them at start."""
-        return self.engine.effective(self.log.read_text(errors="replace"))
+        """Settings that took effect, as the server logged them at start and tells them on its pages."""
+        return self.engine.effective(self.log.read_text(errors="replace"), pages_of(self, self.engine.info_pages))
+
+    def check_as_planned(self) -> None:
+        """Raise CheckFailed when a setting or a variable holds otherwise in the running server than it was planned."""
+        wrong = changed_settings(self.engine.requested(self.launch), self.effective())
+        if wrong:
+            raise CheckFailed(f"{self.engine.name} changed what it was asked for: {'; '.join(wrong)}", hint=f"log: {self.log}")
+        wrong = changed_variables(planned_variables(self.env), self.process.pids(), self.engine.name)
+        if wrong:
+            hint = "a wrapper, or the engine itself, changes the environment; set the variable to what the engine needs, or leave it out"
+            raise CheckFailed(f"{self.engine.name} runs in another environment than it was given: {'; '.join(wrong[:5])}", hint=hint)
 
     def check_alive(self) -> None:
         """Raise EnvironmentFailed with the log's root-cause line when the process has ended."""
@@ -105,9 +129,12 @@ class Server:
             return
         cause, hint = self.engine.explain_death(tail(self.log))
         how = f"signal {status - 128}" if status > 128 else f"exit status {status}"
-        if status == 128 + 9:
+        if killed := self.process.oom_kills():
+            cause = f"the kernel killed {killed} process{'es' if killed > 1 else ''} of this machine for lack of memory ({cause})"
+            hint = "lower the cache size or stop other work"
+        elif status == 128 + 9:
             hint = "killed from outside, perhaps for lack of memory: lower the cache size or stop other work"
-        raise EnvironmentFailed(f"{self.engine.name} died ({how}): {cause}", hint=f"{hint}; log: {self.log}")
+        raise EnvironmentFailed(f"{self.engine.name} died ({how}) in {self.startup}: {cause}", hint=f"{hint}; log: {self.log}")
 
     def stop(self) -> None:
         """End the server's whole process tree and wait until it is gone."""
@@ -117,7 +144,7 @@ class Server:
         """Does /health answer 200? Raises EnvironmentFailed when the process has died."""
         self.check_alive()
         try:
-            return self.get("/health")[0] == 200
+            return self.get("/health", HEALTH_TIMEOUT_S)[0] == 200
         except ConnectionError:
             return False
 
@@ -159,26 +186,43 @@ def start_many(
         for launch, log in zip(launches, logs, strict=True):
             servers.append(Server(engine, python, launch, log))
         talk.say(f"{name}: starting {len(servers)} server{'s' if len(servers) > 1 else ''}")
-        wait_ready(servers, ready_timeout_s)
+        for number, server in enumerate(servers):
+            server.label = f"{name}{f' {number + 1}' if len(servers) > 1 else ''}"
+            if warning := exposure(server.launch, {**os.environ, **server.env}):
+                talk.say(warning)
+        wait_ready(servers, ready_timeout_s, talk)
+        for server in servers:
+            server.check_as_planned()
         talk.say(f"{name}: ready after {max(server.ready_s for server in servers):.1f} s")
         yield servers
     finally:
         stop_all(servers)
 
 
-def wait_ready(servers: Sequence[Server], timeout_s: float) -> None:
-    """Poll until every server is healthy, noticing a dead one within POLL_S. Sets `ready_s`. Raises EnvironmentFailed."""
+def wait_ready(servers: Sequence[Server], timeout_s: float, talk: Talk, stall_s: float = STALL_S) -> None:
+    """Poll until every server is healthy, noticing a dead one within POLL_S. Sets `ready_s`. Raises EnvironmentFailed.
+
+    Says which phase each start is in. A start without a sign of life for `stall_s` (log, processor time, reads) hangs.
+    """
     waiting = list(servers)
     while waiting:
         for server in list(waiting):
-            waited = time.monotonic() - server.process.started
+            now = time.monotonic()
+            waited = now - server.process.started
+            if server.startup.look():
+                talk.say(f"{server.label}: {server.startup}")
             if server.is_ready():
-                server.ready_s = time.monotonic() - server.process.started
+                server.ready_s = now - server.process.started
                 waiting.remove(server)
-            elif waited > timeout_s:
-                last = server.engine.explain_death(tail(server.log))[0]
+            elif server.motion.look(now) > stall_s:
                 raise EnvironmentFailed(
-                    f"{server.engine.name} was not ready after {waited:.0f} s; last said: {last}",
+                    f"{server.engine.name} hangs in {server.startup}: no log line, no processor time, nothing read for {stall_s:.0f} s;"
+                    f" {doing(server.process.pids())}",
+                    hint=f"last said: {last_line(server.log)}; log: {server.log}",
+                )
+            elif waited > timeout_s:
+                raise EnvironmentFailed(
+                    f"{server.engine.name} was not ready after {waited:.0f} s, in {server.startup}; last said: {last_line(server.log)}",
                     hint=f"raise engine.ready_timeout_s, or read the log: {server.log}",
                 )
         if waiting:
@@ -208,6 +252,18 @@ def address(launch: Launch) -> tuple[str, int]:
                 hint="stop the other server, or leave `port` out of engine.flags",
             ) from error
         return connect_to, int(probe.getsockname()[1])
+
+
+def pages_of(server: Server, paths: Sequence[str]) -> dict[str, str]:
+    """The pages that the server has, by path. One that asks for a key, or is switched off, is left out."""
+    answers = {path: server.get(path) for path in paths}
+    return {path: text for path, (status, text) in answers.items() if status == 200}
+
+
+def last_line(log: Path) -> str:
+    """What the engine said last."""
+    said = [line.text.strip() for line in read_lines(tail(log)) if line.text.strip()]
+    return said[-1] if said else "nothing"
 
 
 def tail(log: Path) -> str:

@@ -3,7 +3,8 @@
     python supervisor.py PARENT_PID GRACE_S LOG ARGV...
 
 A process of its own, in its own session. It holds the read end of a pipe from its parent (stdin): end of file, SIGTERM or a new
-parent mean that the command ended, however it ended (kill -9 included). As a child subreaper it inherits every grandchild whose
+parent mean that the command ended, however it ended (kill -9 included). With PARENT_PID 0 it is detached: it outlives the command,
+ends on SIGTERM only, and leaves the engine's exit status in LOG.exit. As a child subreaper it inherits every grandchild whose
 parent dies, so the tree is always found by walking down from here. The engine itself gets SIGTERM should this process be killed.
 The engine's TMPDIR is a folder of its own, removed with it: engines leave their sockets behind when they are killed.
 Says on stdout "pid N" once the engine runs, or "failed MESSAGE". Exits with the engine's status.
@@ -135,8 +136,9 @@ def main() -> int:
     scratch = tempfile.mkdtemp(prefix="draftsmith-")
     engine = start_engine(argv, log, scratch)
     status: int | None = None
-    while status is None and not asked_to_stop and os.getppid() == parent:
-        ready, _, _ = select.select([0, wake_read], [], [], POLL_S)
+    watched = [0, wake_read] if parent else [wake_read]
+    while status is None and not asked_to_stop and parent in (0, os.getppid()):
+        ready, _, _ = select.select(watched, [], [], POLL_S)
         if wake_read in ready:
             os.read(wake_read, 4096)
         if 0 in ready and os.read(0, 4096) == b"":
@@ -145,7 +147,10 @@ def main() -> int:
     status = end_tree(engine, status, grace_s)
     shutil.rmtree(scratch, ignore_errors=True)
     code = os.waitstatus_to_exitcode(status) if status is not None else 1
-    return code if code >= 0 else 128 - code
+    code = code if code >= 0 else 128 - code
+    if not parent:
+        Path(f"{log}.exit").write_text(f"{'stopped' if asked_to_stop else 'died'} {code}\n")
+    return code
 
 
 if __name__ == "__main__":

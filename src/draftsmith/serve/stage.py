@@ -7,6 +7,7 @@ from typing import Any
 
 from draftsmith.engines.protocol import Drafting, Launch
 from draftsmith.engines.registry import engine_for
+from draftsmith.engines.secrets import masked, masked_argv
 from draftsmith.engines.server import Server, start
 from draftsmith.errors import CheckFailed, InvalidMeasurement
 from draftsmith.job import Job, Plan
@@ -45,9 +46,8 @@ def run(settings: ServeSettings, job: Job) -> dict[str, Any]:
 
 def examine(server: Server, settings: ServeSettings, depth: int) -> dict[str, Any]:
     """Ask for one completion and hold the counters against it; the record for serve.json."""
+    server.check_as_planned()
     effective = server.effective()
-    if effective.get("depth", str(depth)) != str(depth):
-        raise CheckFailed(f"depth {depth} was asked for, the server drafts {effective['depth']}", hint="see the engine's log for the rule")
     models = server.get_json("/v1/models")["data"]
     body = {
         "model": server.engine.served_model,
@@ -60,11 +60,12 @@ def examine(server: Server, settings: ServeSettings, depth: int) -> dict[str, An
     acceptance = settled_acceptance(server, depth, tokens)
     judge(acceptance, tokens, settings.min_rounds)
     return {
-        "argv": server.argv,
-        "env": server.env,
+        "argv": masked_argv(server.argv),
+        "env": masked(server.env),
         "url": server.url,
         "ready_s": round(server.ready_s, 2),
         "rss_bytes": server.rss_bytes(),
+        "requested": server.engine.requested(server.launch),
         "effective": {**effective, "served_model": models[0]["id"], "max_model_len": models[0].get("max_model_len")},
         "acceptance": acceptance.as_dict(),
         "completion_tokens": tokens,

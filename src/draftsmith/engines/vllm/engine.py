@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
 from draftsmith.engines.counters import total, total_by
 from draftsmith.engines.flags import fixed_port, render_flags, without
 from draftsmith.engines.protocol import Drafting, Launch
-from draftsmith.engines.rootcause import COMMON, Cause, find_cause
-from draftsmith.engines.vllm.effective import effective
+from draftsmith.engines.rootcause import find_cause
+from draftsmith.engines.vllm.effective import PAGES, effective, requested
+from draftsmith.engines.vllm.rounds import with_profiler
 from draftsmith.errors import InvalidMeasurement
 from draftsmith.metrics import Acceptance
 
@@ -27,7 +29,8 @@ OWNED = frozenset(
     }
 )
 
-# never phones home, never asks a hub, plain log; PYTHONSAFEPATH keeps the working folder off the engine's import path
+# never phones home, never asks a hub, plain log; PYTHONSAFEPATH keeps the working folder off the engine's import path; SPT_NOENV keeps a
+# process that changes its title from writing over its environment, which is read back
 BASE_ENV = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
@@ -35,29 +38,8 @@ BASE_ENV = {
     "NO_COLOR": "1",
     "VLLM_LOGGING_COLOR": "0",
     "PYTHONSAFEPATH": "1",
+    "SPT_NOENV": "1",
 }
-
-KNOWN = (
-    Cause(
-        r"larger than the available KV cache memory|No available memory for the cache|Available memory on node .* less than",
-        "raise the cache (CPU: VLLM_CPU_KVCACHE_SPACE in GiB; GPU: gpu-memory-utilization) or lower max-model-len",
-    ),
-    Cause(
-        r"Failed to infer device type", "the environment's vLLM build does not fit this machine: use vllm-cpu without a GPU, vllm with one"
-    ),
-    Cause(
-        r"Synthetic acceptance not supported with CPU sampling", "vLLM's CPU build cannot force acceptance; remove rejection_sample_method"
-    ),
-    Cause(r"Model architectures .* (are not supported|failed to be inspected).*", "this engine version has no such model class"),
-    *COMMON,
-)
-WRAPPERS = (
-    r"Engine core initialization failed",
-    r"EngineDeadError",
-    r"WorkerProc initialization failed",
-    r"KeyboardInterrupt",
-    r"SystemExit",
-)
 
 
 class VLLM:
@@ -65,6 +47,7 @@ class VLLM:
 
     name: ClassVar[str] = "vllm"
     served_model: ClassVar[str] = "target"
+    info_pages: ClassVar[tuple[str, ...]] = PAGES
 
     def argv(self, python: Path, launch: Launch, port: int) -> list[str]:
         assert fixed_port(launch.flags) in (None, port), (launch.flags, port)
@@ -107,11 +90,17 @@ class VLLM:
     def generation_tokens(self, metrics_text: str) -> int | None:
         return total(metrics_text, "vllm:generation_tokens_total")
 
-    def effective(self, log_text: str) -> dict[str, str]:
-        return effective(log_text)
+    def effective(self, log_text: str, pages: Mapping[str, str]) -> dict[str, str]:
+        return effective(log_text, pages)
+
+    def requested(self, launch: Launch) -> dict[str, str]:
+        return requested(launch)
+
+    def with_profiler(self, launch: Launch, folder: Path) -> Launch:
+        return with_profiler(launch, folder)
 
     def explain_death(self, log_text: str) -> tuple[str, str]:
-        return find_cause(log_text, KNOWN, WRAPPERS)
+        return find_cause(log_text, self.name)
 
 
 def speculative_config(drafting: Drafting) -> dict[str, object]:

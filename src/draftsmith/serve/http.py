@@ -1,0 +1,53 @@
+"""One question to a server that we may not have started."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+from typing import Any
+from urllib.parse import urlsplit
+
+from draftsmith.engines.secrets import KEY_VARIABLE
+from draftsmith.errors import EnvironmentFailed, UsageError
+
+
+def connect(url: str, timeout_s: float) -> tuple[http.client.HTTPConnection, str]:
+    """(connection, path with query) for an http URL. Raises UsageError."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UsageError(f"{url!r} is not the URL of a server", hint="for example http://127.0.0.1:8000")
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    return kind(parts.hostname, parts.port, timeout=timeout_s), (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+
+
+def headers() -> dict[str, str]:
+    """A server that asks for a key gets it from the caller's environment."""
+    key = os.environ.get(KEY_VARIABLE)
+    return {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+
+
+def answer(url: str, timeout_s: float) -> int | None:
+    """The status of a GET, or None when nobody answers in time."""
+    connection, path = connect(url, timeout_s)
+    try:
+        connection.request("GET", path, headers=headers())
+        return connection.getresponse().status
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
+
+
+def fetch(url: str, body: Any = None, timeout_s: float = 120.0) -> tuple[int, str]:
+    """(status, text) of a GET, or of a POST when there is a body. Raises EnvironmentFailed when nobody answers."""
+    connection, path = connect(url, timeout_s)
+    try:
+        text = None if body is None else json.dumps(body)
+        connection.request("GET" if body is None else "POST", path, text, headers())
+        response = connection.getresponse()
+        return response.status, response.read().decode(errors="replace")
+    except (OSError, http.client.HTTPException) as error:
+        raise EnvironmentFailed(f"{url} does not answer: {error!r}", hint="draftsmith serve status") from error
+    finally:
+        connection.close()

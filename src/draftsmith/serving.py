@@ -1,0 +1,247 @@
+"""The commands of long-lived servers: serve start, status, logs, stop, unit, profile. They import what they need when they run."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from draftsmith.commands import Answer
+    from draftsmith.serve.records import Record
+    from draftsmith.serve.service import Plan
+
+Arguments = Callable[[argparse.ArgumentParser], None]
+UNWELL = 4  # a server that is not healthy
+
+
+# --- from a recipe to a launch ---------------------------------------------------------------------------------------
+
+
+def make_plan(args: argparse.Namespace, trace_folder: Path | None = None) -> Plan:
+    """What the recipe and the options ask for. Raises UsageError, EnvironmentFailed when the drafter is not there."""
+    from draftsmith.commands import open_recipe
+    from draftsmith.engines.protocol import Drafting, Launch
+    from draftsmith.engines.registry import engine_for
+    from draftsmith.errors import EnvironmentFailed
+    from draftsmith.serve.environment import read_env_file
+    from draftsmith.serve.service import Plan
+
+    recipe, job = open_recipe(args)
+    engine, python = engine_for(job.engine)
+    drafting = None
+    if args.arm == "speculative":
+        folder = (args.drafter or job.folder("export")).absolute()
+        if not (folder / "config.json").is_file():
+            hint = "draftsmith export RECIPE, or --drafter DIR, or --arm baseline"
+            raise EnvironmentFailed(f"no drafter at {folder}: it has no config.json", hint=hint)
+        drafting = Drafting(job.drafter.algorithm, folder, job.drafter.depth)
+    launch = Launch(args.arm, job.target, job.engine.flags, job.engine.env, drafting, job.trust_remote_code)
+    if trace_folder is not None:
+        launch = engine.with_profiler(launch, trace_folder)
+    name = args.name or (recipe.name if args.arm == "speculative" else f"{recipe.name}-baseline")
+    secrets = read_env_file(args.env_file) if args.env_file else {}
+    return Plan(name, job.engine.name, engine, python, launch, args.recipe.absolute(), job.engine.ready_timeout_s, secrets, trace_folder)
+
+
+def start_server(args: argparse.Namespace) -> Answer:
+    from draftsmith.job import Talk
+    from draftsmith.serve import service
+
+    trace_folder = args.trace_dir.absolute() if args.trace_dir else None
+    plan = make_plan(args, trace_folder)
+    record = service.start(plan, Talk(quiet=args.quiet), args.foreground)
+    return public(record), f"{record.name} {record.url}", 0
+
+
+def public(record: Record) -> dict[str, Any]:
+    """A record as `--json` shows it."""
+    from dataclasses import asdict
+
+    return asdict(record)
+
+
+# --- looking after servers -------------------------------------------------------------------------------------------
+
+
+def show_status(args: argparse.Namespace) -> Answer:
+    from draftsmith.serve import service
+
+    rows = [service.status(record) for record in service.named(args.name)]
+    code = 0 if all(row["state"] == "healthy" for row in rows) else UNWELL
+    return {"servers": rows}, "\n".join(map(status_lines, rows)) or "no servers", code
+
+
+def status_lines(row: Mapping[str, Any]) -> str:
+    """One server for people: its state and what speaks for it."""
+    memory = f"  {row['rss_bytes'] / 2**30:.1f} GiB in {len(row['processes'])} processes" if "rss_bytes" in row else ""
+    lines = [f"{row['name']:32} {row['state']:9} {row['url']}  {row['engine']} {row['arm']}{memory}"]
+    if "phase" in row:
+        lines.append(f"  in {row['phase']}; /health: {row['health']}")
+    lines += [f"  {line}" for line in row.get("changed", [])]
+    if "cause" in row:
+        status = f"exit status {row['exit_status']}: " if row["exit_status"] is not None else ""
+        lines += [f"  {status}{row['cause']}", f"  hint: {row['hint']}"]
+    if "systemd" in row:
+        told = row["systemd"]
+        parts = (
+            [told["error"]]
+            if "error" in told
+            else [f"{key} {told[key]}" for key in ("ActiveState", "SubState", "NRestarts") if key in told]
+        )
+        lines.append(f"  systemd: {', '.join(parts)}")
+        lines += [f"  journal: {line}" for line in row["journal"][-1:]]
+    return "\n".join(lines)
+
+
+def one(name: str | None) -> Record:
+    """The server of that name, or the only one. Raises UsageError."""
+    from draftsmith.errors import UsageError
+    from draftsmith.serve import service
+
+    found = service.named(name)
+    if len(found) != 1:
+        raise UsageError(
+            f"which server? {len(found)} are known", hint=", ".join(record.name for record in found) or "draftsmith serve start RECIPE"
+        )
+    return found[0]
+
+
+def show_logs(args: argparse.Namespace) -> Answer:
+    from draftsmith.errors import EnvironmentFailed
+    from draftsmith.serve import service, systemd
+
+    record = one(args.name)
+    if record.unit:
+        lines = systemd.journal(record.unit, record.user_unit)
+    elif not Path(record.log).exists():
+        raise EnvironmentFailed(f"the log {record.log} is gone")
+    elif args.phase:
+        lines = service.phase_lines(record)
+    elif args.follow:
+        assert sys.__stdout__ is not None
+        for text in service.follow(record):  # as it comes: the answer of a command is printed at its end
+            sys.__stdout__.write(text)
+            sys.__stdout__.flush()
+        return {"name": record.name, "log": record.log}, "", 0
+    else:
+        lines = Path(record.log).read_text(errors="replace").splitlines()[-args.lines :]
+    return {"name": record.name, "log": record.log, "lines": lines}, "\n".join(lines), 0
+
+
+def stop_server(args: argparse.Namespace) -> Answer:
+    from draftsmith.errors import UsageError
+    from draftsmith.serve import records, service
+
+    if bool(args.name) == args.all:
+        raise UsageError("name one server, or give --all", hint="draftsmith serve status")
+    names = [args.name] if args.name else [record.name for record in records.all_records()]
+    done = [service.stop(name) for name in names]
+    return {"servers": done}, "\n".join(row["said"] for row in done) or "no servers", 0
+
+
+# --- a unit, a profile -----------------------------------------------------------------------------------------------
+
+
+def make_unit(args: argparse.Namespace) -> Answer:
+    from draftsmith.serve import environment
+
+    plan = make_plan(args)
+    text, record = environment.service_unit(plan, args.env_file, args.user, args.run_as, args.out)
+    if args.out:
+        hint = environment.install_hint(args.out, str(record.unit), args.user)
+        return {"unit": record.unit, "file": str(args.out), "text": text}, hint, 0
+    return {"unit": record.unit, "text": text}, text.rstrip(), 0
+
+
+def profile_server(args: argparse.Namespace) -> Answer:
+    from draftsmith.errors import UsageError
+    from draftsmith.job import Talk
+    from draftsmith.serve import profile
+
+    if bool(args.name) == bool(args.url):
+        raise UsageError("name one server, or give --url and --engine", hint="draftsmith serve status")
+    load = profile.Load(args.concurrency, args.requests, args.output_tokens, args.watch)
+    if args.url:
+        subject = profile.Subject(args.url, args.engine, args.trace_dir)
+    else:
+        record = one(args.name)
+        folder = Path(record.trace_folder) if record.trace_folder else None
+        subject = profile.Subject(record.url, record.engine.partition("==")[0], folder)
+    found = profile.profile(subject, load, Talk(quiet=args.quiet))
+    return found, profile.as_text(found), 0
+
+
+# --- arguments -------------------------------------------------------------------------------------------------------
+
+
+def recipe_options(command: argparse.ArgumentParser) -> None:
+    """What start and unit share."""
+    command.add_argument("recipe", metavar="RECIPE", type=Path, help="a recipe file, for example recipes/smollm2-cpu.yaml")
+    command.add_argument(
+        "overrides", metavar="KEY=VALUE", nargs="*", default=[], help="another setting than the recipe's: engine.flags.port=8000"
+    )
+    command.add_argument("--arm", choices=["speculative", "baseline"], default="speculative", help="with the drafter (default), or without")
+    command.add_argument("--drafter", metavar="DIR", type=Path, help="an exported drafter (default: export/ of the run folder)")
+    command.add_argument("--name", metavar="NAME", help="what to call the server (default: the recipe's name)")
+    command.add_argument(
+        "--run-folder", metavar="DIR", type=Path, help="where the stages left their files (default: runs/<the recipe's name>)"
+    )
+    command.add_argument("--env-file", metavar="FILE", type=Path, help="NAME=VALUE lines with secrets, such as VLLM_API_KEY")
+
+
+def start_options(command: argparse.ArgumentParser) -> None:
+    recipe_options(command)
+    command.add_argument("--foreground", action="store_true", help="stay until it ends; Ctrl-C stops it")
+    command.add_argument(
+        "--trace-dir", metavar="DIR", type=Path, help="switch the engine's profiler on, for `serve profile`; traces go here"
+    )
+
+
+def status_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("name", metavar="NAME", nargs="?", help="a server (default: all)")
+
+
+def logs_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("name", metavar="NAME", nargs="?", help="a server (default: the only one)")
+    command.add_argument("-f", "--follow", action="store_true", help="go on as the log grows, until the server ends")
+    command.add_argument("--phase", action="store_true", help="only the lines that begin a phase of the start")
+    command.add_argument("-n", "--lines", type=int, default=200, help="how many of the last lines (default 200)")
+
+
+def stop_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("name", metavar="NAME", nargs="?", help="a server")
+    command.add_argument("--all", action="store_true", help="every server")
+
+
+def unit_options(command: argparse.ArgumentParser) -> None:
+    recipe_options(command)
+    command.add_argument("--user", action="store_true", help="for the user's own service manager, not the machine's")
+    command.add_argument(
+        "--run-as", metavar="USER", help="the account that a service of the machine runs as (default: yours, unless you are root)"
+    )
+    command.add_argument("--out", metavar="FILE", type=Path, help="write it there, and let `serve status` know of it")
+
+
+def profile_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("name", metavar="NAME", nargs="?", help="a server that `serve start` started")
+    command.add_argument("--url", help="a server that somebody else started, instead of NAME")
+    command.add_argument("--engine", choices=["vllm", "sglang"], default="vllm", help="what answers at --url (default vllm)")
+    command.add_argument("--trace-dir", metavar="DIR", type=Path, help="where the profiler of the server at --url writes")
+    command.add_argument("--concurrency", type=int, default=1, help="requests in flight (default 1)")
+    command.add_argument("--requests", type=int, default=4, help="requests of each part (default 4)")
+    command.add_argument("--output-tokens", type=int, default=96, help="tokens of each answer (default 96)")
+    command.add_argument("--watch", metavar="SECONDS", type=float, help="send nothing; count what others ask for so long")
+
+
+# name: (what it does, its handler, its arguments, how it is called)
+COMMANDS: dict[str, tuple[str, Callable[[argparse.Namespace], Any], Arguments, str]] = {
+    "serve start": ("start a server that stays, and wait until it is ready", start_server, start_options, "serve start RECIPE"),
+    "serve status": ("how the servers are; exit code 4 unless all are healthy", show_status, status_options, "serve status [NAME]"),
+    "serve logs": ("what a server printed", show_logs, logs_options, "serve logs [NAME]"),
+    "serve stop": ("end a server with all its processes", stop_server, stop_options, "serve stop NAME"),
+    "serve unit": ("print a systemd service file", make_unit, unit_options, "serve unit RECIPE"),
+    "serve profile": ("time of a round: draft, verify, host", profile_server, profile_options, "serve profile NAME"),
+}
