@@ -14,7 +14,8 @@ from check_folders import CONFIG, LARGE, codes, job_for, target
 from packaging.version import Version
 
 from draftsmith.check import stage
-from draftsmith.check.flags import capacity_findings, duplicate_findings, mode_findings
+from draftsmith.check.deployment import context_findings, graph_findings, slot_findings
+from draftsmith.check.recipe_flags import duplicate_findings, port_findings, recipe_subject
 from draftsmith.check.room import Load, Room, room_findings
 from draftsmith.check.settings import CheckSettings
 from draftsmith.check.shape import shape_findings, tap_findings
@@ -170,19 +171,20 @@ def test_flags_that_pass() -> None:
         ({"max-num-seqs": 4}, "vllm", {}, ["DS403"]),
         ({}, "sglang", {"concurrency": 64}, ["DS403"]),
         ({"max-running-requests": 64}, "sglang", {"concurrency": 64}, []),
+        ({"max-running-requests": 512, "cuda-graph-max-bs": 128}, "sglang", {"concurrency": 200}, ["DS429"]),
     ],
 )
-def test_capacity(flags: dict[str, Any], engine: str, changes: dict[str, int], expected: list[str]) -> None:
-    assert codes(capacity_findings(flags, CONFIG, CheckSettings(**changes), engine)) == expected
+def test_capacity(tmp_path: Path, flags: dict[str, Any], engine: str, changes: dict[str, int], expected: list[str]) -> None:
+    job = job_for(tmp_path / "target", EngineSettings(name=engine, flags=flags))
+    subject = recipe_subject(job, engine, Version("0.32.0" if engine == "vllm" else "0.5.17"), CheckSettings(**changes), CONFIG)
+    effective = {"method": "eagle3", "num_speculative_tokens": 3} if engine == "vllm" else {"speculative_algorithm": "EAGLE3"}
+    effective |= {} if engine == "vllm" else {"max_running_requests": 48}
+    found = slot_findings(subject, effective) + graph_findings(subject, effective) + context_findings(subject)
+    assert codes(found) == expected
 
 
-def test_modes() -> None:
-    assert codes(mode_findings({"enforce-eager": True}, CONFIG, "vllm")) == ["DS404"]
-    assert mode_findings({"enforce-eager": True}, CONFIG, "vllm-cpu") == []
-    quantised = {**CONFIG, "quantization_config": {"quant_method": "fp8"}}
-    assert codes(mode_findings({}, quantised, "sglang")) == ["DS407"]
-    assert mode_findings({"speculative-draft-model-quantization": "unquant"}, quantised, "sglang") == []
-    assert codes(mode_findings({"port": 8000}, CONFIG, "vllm-cpu")) == ["DS408"]
+def test_ports() -> None:
+    assert codes(port_findings({"port": 8000})) == ["DS408"] and port_findings({}) == []
 
 
 # --- room ------------------------------------------------------------------------------------------------------------

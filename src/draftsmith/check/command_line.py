@@ -80,6 +80,7 @@ def tokens(text: str) -> list[str]:
     text = re.sub(r"(?m)^[ \t]*#.*\n?", "", text.replace("\r\n", "\n"))  # lines that are comments
     text = re.sub(r"[ \t]+#[^'\"\n]*(?=\n|$)", "", text)  # comments behind words
     text = re.sub(r"\\[ \t]*\n", " ", text)
+    text = re.sub(r"(?<=\s)\d(?=[<>])", "", text)  # the 2 of 2>&1
     text = re.sub(r"\n[ \t]*(?=--?[A-Za-z])", " ", text)  # a copied page often loses the backslashes
     lexer = shlex.shlex(text.strip(), posix=True, punctuation_chars=";&|<>()\n")
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
@@ -97,8 +98,6 @@ def up_to_the_end(words: Sequence[str]) -> list[str]:
         if word in END:
             break
         if re.fullmatch(r"\d?[<>&]*[<>][<>&]*\S*", word):
-            if kept and kept[-1].isdigit() and word[0] in "<>":
-                kept.pop()  # the 2 of 2>&1
             if not re.search(r"[<>&]\S*[^<>&]$", word):
                 next(rest, None)  # where it goes to
             continue

@@ -48,6 +48,7 @@ class Model:
     config: Mapping[str, Any]
     folder: Path | None
     missing: str = ""  # why there is no config
+    text: str = ""  # as it was named
 
 
 def make_subject(asked: Asked, words: Sequence[str]) -> tuple[Subject, list[Finding]]:
@@ -140,14 +141,14 @@ def guessed(text: str | None) -> Model:
         return read_model(path, None)
     if path.is_dir():
         if not (path / "config.json").is_file():
-            return Model({}, path, "a folder without config.json")
+            return Model({}, path, "a folder without config.json", text)
         return read_model(path / "config.json", path)
     if HUB_ID.match(text):
         snapshot = cached(text)
         if snapshot is not None:
             return read_model(snapshot / "config.json", snapshot)
-        return Model({}, None, "no folder here, and not in the local Hugging Face cache (nothing is downloaded)")
-    return Model({}, None, "no file or folder here")
+        return Model({}, None, "no folder here, and not in the local Hugging Face cache (nothing is downloaded)", text)
+    return Model({}, None, "no file or folder here", text)
 
 
 def read_model(path: Path, folder: Path | None) -> Model:
@@ -199,7 +200,7 @@ def missing_findings(target: Model, drafter: Model) -> list[Finding]:
         Finding(
             "DS110",
             "warning",
-            f"the {name} of the command is {model.missing}",
+            f"the {name} {model.text!r} of the command is {model.missing}",
             "its class, shapes, context and vocabulary were not checked",
             f"give --{name} FOLDER, or just its config.json",
         )

@@ -87,10 +87,11 @@ def chain_findings(steps: int, draft_tokens: int | None) -> list[Finding]:
         return []
     if draft_tokens is None:
         evidence = f"steps {steps}, topk 1 without --speculative-num-draft-tokens"
-        why = f"SGLang sets it to {steps + 1}: a chain of {steps} steps verifies {steps + 1} tokens"
+        why = f"SGLang sets it to {steps + 1}: a chain verifies one token more than it has steps"
         return [Finding("DS412", "warning", evidence, why, f"say so: --speculative-num-draft-tokens {steps + 1}")]
     evidence = f"steps {steps}, topk 1, draft tokens {draft_tokens}"
-    why = f"a chain of {steps} steps drafts {steps} tokens and verifies {steps + 1}; SGLang overwrites {draft_tokens} in one log line"
+    drafted = "1 token is drafted" if steps == 1 else f"{steps} tokens are drafted"
+    why = f"in a chain {drafted} and {steps + 1} are verified, one more than steps; SGLang overwrites {draft_tokens} in one log line"
     deeper = f"--speculative-num-steps {draft_tokens - 1} for a chain of {draft_tokens}" if draft_tokens > steps + 1 else ""
     fix = "; or ".join(filter(None, [f"--speculative-num-draft-tokens {steps + 1} for what will run", deeper]))
     return [Finding("DS412", "error" if draft_tokens > steps + 1 else "warning", evidence, why, fix)]

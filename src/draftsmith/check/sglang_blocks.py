@@ -23,7 +23,7 @@ def blocks(case: Case, algorithm: str) -> None:
     if attention_dp(case) and algorithm == "DFLASH" and case.version < Version("0.5.23"):
         no_attention_dp(case, algorithm)
     elif attention_dp(case) and not case.args.switch("enable-dp-lm-head"):
-        no_attention_dp(case, algorithm, " without --enable-dp-lm-head")
+        no_attention_dp(case, algorithm, "--enable-dp-lm-head")
 
 
 def dflash(case: Case, algorithm: str) -> None:

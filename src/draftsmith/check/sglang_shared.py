@@ -39,11 +39,9 @@ def mixed_chunk(case: Case, algorithm: str) -> None:
         case.say("DS427", "warning", "--enable-mixed-chunk with speculation", why, "remove --enable-mixed-chunk")
 
 
-def no_attention_dp(case: Case, algorithm: str, more: str = "") -> None:
-    why = f"SGLang {case.version} stops: ValueError, {algorithm} does not support attention data parallelism{more}"
-    case.stop(
-        "DS424",
-        f"{algorithm} with attention data parallelism",
-        why,
-        more.strip(" ()").removeprefix("without ") or "plain tensor parallelism",
-    )
+def no_attention_dp(case: Case, algorithm: str, missing: str = "") -> None:
+    """`missing`: the flag with which it would work."""
+    without = f" without {missing}" if missing else ""
+    why = f"SGLang {case.version} stops: ValueError, {algorithm} does not support attention data parallelism{without}"
+    fix = f"add {missing}" if missing else "remove --enable-dp-attention: plain tensor parallelism"
+    case.stop("DS424", f"{algorithm} with attention data parallelism", why, fix)

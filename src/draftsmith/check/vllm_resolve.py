@@ -1,4 +1,4 @@
-"""vLLM: --speculative-config and its shortcuts as written -> method, model, number and runner as they take effect. Pure. Data: vllm.yaml."""
+"""vLLM: --speculative-config and its shortcuts -> method, model, number and runner as they take effect. Pure. Data: vllm.yaml."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from draftsmith.check.resolution import Case, Resolution
 from draftsmith.check.since import at, known, table
 from draftsmith.check.subject import Subject
 from draftsmith.check.vllm_runner import runner
+from draftsmith.findings import Finding
 from draftsmith.models.text_config import text_part
 
 LOOKUP = ("ngram", "[ngram]", "ngram_gpu")
@@ -149,10 +150,11 @@ def method_exists(case: Case, given: str) -> bool:
 
 
 def custom_path(version: Version, model: str, given: Any) -> bool:
-    """Is the model taken for a dotted Python path? From 0.27 on only without a method, and only when it looks like one."""
-    if "/" in model or "." not in model or version < Version("0.21"):
+    """Is the model taken for a dotted Python path? In newer releases only without a method, and only when it looks like one."""
+    first, changed = (Version(name) for name in table("vllm")["custom_path"])
+    if "/" in model or "." not in model or version < first:
         return False
-    return version < Version("0.25") or (given is None and all(part.isidentifier() for part in model.split(".")))
+    return version < changed or (given is None and all(part.isidentifier() for part in model.split(".")))
 
 
 def guessed(case: Case, model: str, given: str | None) -> str:
@@ -170,17 +172,25 @@ def guessed(case: Case, model: str, given: str | None) -> str:
         why = f"the name of the path wins: vLLM runs method {by_path}"
         case.say("DS452", "warning", f"method {given} with model {model!r}", why, f"rename the folder, or say method {by_path}")
     if given is None:
-        said = f"no method: vLLM goes by {'the name of the path' if by_path else 'the config' if by_config else 'nothing it knows'}"
-        wrong = kind in ("eagle3", "eagle", "dflash", "dspark") and kind != method
-        better = kind if kind in ("eagle3", "eagle", "dflash", "dspark") else method
-        why = (
-            f"{SAID[kind or 'model']} is run as method {method}"
-            if wrong
-            else f"it runs as method {method}; another folder name changes that"
-        )
-        severity = "error" if wrong else "info" if by_path or by_config or kind == "model" else "warning"
-        case.say("DS452", severity, f"{said}: {model}", why, f'add "method": "{better}"')
+        case.findings.append(guess_finding(model, kind, method, by_path is not None, by_config is not None))
     return method
+
+
+def guess_finding(model: str, kind: str | None, method: str, by_path: bool, by_config: bool) -> Finding:
+    """What a missing method came to: an error when the drafter is known to be something else."""
+    head = kind if kind in ("eagle3", "eagle", "dflash", "dspark") else None
+    fix = f'add "method": "{head or method}"'
+    if head is not None and head != method:
+        why = f"{SAID[head]} is run as method {method}: it fails to load, or drafts noise"
+        return Finding("DS452", "error", f"no method, and the path {model!r} does not say it: vLLM takes {method}", why, fix)
+    if by_path or by_config:
+        how = f"the name of the path, {model!r}" if by_path else "the drafter's config"
+        return Finding(
+            "DS452", "info", f"no method: vLLM goes by {how}", f"it runs as method {method}; another folder name may change that", fix
+        )
+    why = "vLLM runs it as method draft_model, a language model of its own; a head fails to load that way"
+    severity = "info" if kind == "model" else "warning"
+    return Finding("DS452", severity, f"no method, and nothing in the path {model!r} that vLLM knows", why, 'add "method"')
 
 
 # --- numbers and limits ----------------------------------------------------------------------------------------------
@@ -249,7 +259,7 @@ def parallel(case: Case, config: dict[str, Any], method: str) -> None:
 def limits(case: Case, config: dict[str, Any], method: str) -> None:
     """What the method does not go with."""
     kind = str(text_part(case.subject.target).get("model_type") or "")
-    old = case.version.release[:2] <= Version(table("vllm")["eagle3_list_until"]).release[:2]
+    old = case.version < Version(table("vllm")["eagle3_list_until"])
     able = at(table("vllm")["eagle3_targets"], case.version)
     if method == "eagle3" and kind and old and not any(part in kind for part in able):
         why = f"vLLM {case.version} stops: ValueError, EAGLE-3 is only supported for {', '.join(able)}"

@@ -53,7 +53,8 @@ def needs_v2(case: Case, config: dict[str, Any], method: str) -> str:
     if config.get("xpress_topc"):
         return "xpress_topc"
     layers = text_part(case.subject.drafter or {}).get("layer_types") or []
-    if method == "dflash" and 0 < layers.count("sliding_attention") < len(layers):
+    checked = case.version >= Version(table("vllm")["mixed_dflash_needs_v2"])
+    if method == "dflash" and checked and 0 < layers.count("sliding_attention") < len(layers):
         return "a DFlash drafter that mixes sliding and full attention"
     names = set((case.subject.drafter or {}).get("architectures") or [])
     if method == "dflash" and names & {"DFlash2DraftModel", "LiLiCorrDraftModel"}:
