@@ -125,6 +125,8 @@ def unknown(family: Family, version: Version, written: str, known: list[str]) ->
     rules, word = table(family), written.replace("_", "-")
     spans = content(family)["options"].get(f"--{word}", [])
     stops = f"{family} {version} stops: unrecognized arguments"
+    if "_" in written and word in known:
+        return Finding("DS430", "error", f"--{written} has underscores", stops, f"write --{word}")
     if word in rules["renamed"] and version >= Version(rules["renamed"][word][0]):
         gone, instead = rules["renamed"][word]
         fix = "remove it" + instead.removeprefix("nothing") if instead.startswith("nothing") else f"write --{instead}"
@@ -139,8 +141,6 @@ def unknown(family: Family, version: Version, written: str, known: list[str]) ->
     if spans:
         evidence = f"--{written} is gone: {family} {spans[-1]['until']} was the last release read that has it"
         return Finding("DS431", "error", evidence, stops, "remove it")
-    if "_" in written and word in known:
-        return Finding("DS430", "error", f"--{written} has underscores", stops, f"write --{word}")
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.75)
     return Finding("DS430", "error", f"unknown flag --{written}", stops, f"did you mean --{close[0]}?" if close else "remove it")
 

@@ -81,26 +81,30 @@ def shortened(text: str) -> str:
 
 
 def names(case: Case, config: dict[str, Any]) -> None:
-    """Keys of this version; an unknown one is refused by the configuration class."""
-    rules = table("vllm")
-    there = set(known(rules["keys"], case.version))
-    for key in list(config):
-        if key in rules["gone"] and case.version >= Version(rules["gone"][key][0]):
-            first, instead = rules["gone"][key]
+    """Keys of this version; an unknown one is refused by the configuration class, and left out here."""
+    there = set(known(table("vllm")["keys"], case.version)) - {"tensor_parallel_size"}
+    gone = {key: row for key, row in table("vllm")["gone"].items() if case.version >= Version(row[0])}
+    for key in [key for key in config if key not in there or key in gone]:
+        config.pop(key)
+        if key in gone:
+            first, instead = gone[key]
             case.stop("DS458", f"{key} in --speculative-config", f"vLLM {case.version} stops: the key is gone since {first}", instead)
-        elif key == "tensor_parallel_size":
-            why = "vLLM stops: ValueError, not a valid argument there"
-            case.stop("DS450", f"{key} in --speculative-config", why, "draft_tensor_parallel_size")
-        elif key not in there:
-            later = rules["keys"].get(key)
-            close = difflib.get_close_matches(key, sorted(there), n=1, cutoff=0.75)
-            hint = rules["wrong"].get(key) or (
-                f"vLLM {later} or newer" if later else f"did you mean {close[0]!r}?" if close else "remove it"
-            )
-            why = f"vLLM {case.version} stops: extra keys are forbidden"
-            case.stop("DS450", f"unknown key {key!r} in --speculative-config", why, hint)
-        if case.stopped:
-            config.pop(key, None)
+        else:
+            why = f"vLLM {case.version} stops: it does not take this key"
+            case.stop("DS450", f"key {key!r} in --speculative-config", why, meant(key, there))
+
+
+def meant(key: str, there: set[str]) -> str:
+    """What to write instead of a key."""
+    rules = table("vllm")
+    if key == "tensor_parallel_size":
+        return "draft_tensor_parallel_size"
+    if key in rules["wrong"]:
+        return rules["wrong"][key]
+    if key in rules["keys"]:
+        return f"vLLM {rules['keys'][key]} or newer"
+    close = difflib.get_close_matches(key, sorted(there), n=1, cutoff=0.75)
+    return f"did you mean {close[0]!r}?" if close else "remove it"
 
 
 # --- method ----------------------------------------------------------------------------------------------------------
@@ -211,6 +215,8 @@ def number(case: Case, config: dict[str, Any], method: str) -> int | None:
             return None
         width(case, asked, method)
         return asked
+    if case.stopped:  # a key was refused: perhaps this one, misspelt
+        return None
     if method == "suffix":
         return int(config.get("suffix_decoding_max_tree_depth", 24))
     trained = pairing.block_size(drafter) if method == "dspark" else (drafter or {}).get("n_predict") or pairing.speculators_tokens(drafter)
