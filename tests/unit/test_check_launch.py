@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ def test_what_is_asked_and_what_is_run_stand_side_by_side(models: dict[str, str]
     out, err = capsys.readouterr()
     lines = out.splitlines()
     assert err == "" and lines[0].startswith("error DS412: steps 1, topk 1, draft tokens 16")
-    assert lines[1].startswith("  then: ") and lines[2].startswith("  fix: ")
+    assert lines[1].startswith("  then: ") and [line for line in lines if line.startswith("  fix:  ")]
     assert re.search(r"^speculative_num_draft_tokens +16 +2$", out, re.M)
     assert re.search(r"^max_running_requests +- +48$", out, re.M)
     assert lines[-1].startswith("refused for sglang 0.5.17: 1 error") and "--explain DS412" in lines[-1]
@@ -141,7 +141,7 @@ def sparse_shards(folder: Path, shards: int, gigabytes: int) -> None:
 
 
 def test_a_target_of_600_gb_takes_less_than_a_second(models: dict[str, str], child_env: dict[str, str]) -> None:
-    """Wall time, best of three, with the start of Python: the limit is about what is read, not about what else the machine does."""
+    """Processor time, best of three, with the start of Python: the limit is about what is read, not about what else the machine does."""
     sparse_shards(Path(models["target"]), 60, 10)
     assert sum(path.stat().st_size for path in Path(models["target"]).iterdir()) > 600 * 10**9
     words = f"{LAUNCH} {THREE.format(3, 4)}".format(**models).split()
@@ -149,9 +149,10 @@ def test_a_target_of_600_gb_takes_less_than_a_second(models: dict[str, str], chi
     command = [sys.executable, "-c", code, "check", "--engine", "sglang==0.5.17", "--gpu-memory", "80GiB", "--json", "--", *words]
     times = []
     for _ in range(3):
-        before = time.monotonic()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run(command, env=child_env, capture_output=True, text=True)
-        times.append(time.monotonic() - before)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         assert done.stderr == "" and json.loads(done.stdout)["engine"] == "sglang"
     assert min(times) < 1, times
 
