@@ -175,9 +175,9 @@ def size_findings(subject: Subject, head: Head) -> list[Finding]:
     """Head sizes that attention and tensor parallelism can divide."""
     config, findings = head.config, []
     heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
-    kv_heads = config.get("num_key_value_heads") or heads
     if not heads or not hidden or config.get("kv_lora_rank"):
         return []
+    kv_heads: int = config.get("num_key_value_heads") or heads
     size = config.get("head_dim") or hidden / heads
     if size != int(size) or int(size) % 2 or heads % kv_heads:
         evidence = f"{heads} heads, {kv_heads} key-value heads, head size {size:g} over a width of {hidden}"

@@ -16,7 +16,7 @@ from draftsmith.findings import Finding
 
 GIB = 2**30
 ALLOWANCE_BYTES, ALLOWANCE_SHARE = 2 * GIB, 0.03  # CUDA context, activations of a prefill chunk, graphs
-VLLM_UTILIZATION = 0.9  # vLLM's own value of gpu-memory-utilization up to 0.19; newer ones take 0.92
+VLLM_UTILIZATION = 0.92  # vLLM 0.32's own value of gpu-memory-utilization
 NEAR = 1.03  # an estimate within 3 % of the limit is a warning, not an error
 
 

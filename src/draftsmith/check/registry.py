@@ -36,9 +36,12 @@ def class_findings(subject: Subject, head: Head) -> list[Finding]:
         return [Finding("DS333", "error", evidence, "the engine stops: it has no class for the drafter", f"use {engine} {since} or newer")]
     if head.method == "eagle" and not is_whole_model(subject, head):
         return []  # MTP modules and other heads of a target's own family: each engine maps many names
+    if not subject.drafter or not (subject.drafter.get("architectures") or head.config.get("architectures")):
+        evidence = "the drafter's config.json names no architectures"
+        fix = "write the class that reads this layout, such as architectures: [LlamaForCausalLMEagle3]"
+        return [Finding("DS333", "error", evidence, "the engine cannot choose a class for the drafter", fix)]
     exact = oldest <= version <= newest
-    shown = head.architecture or "architectures is not set"
-    evidence = f"{shown} is not among {engine}'s drafter classes for {head.method} (read in {oldest} to {newest}, this is {version})"
+    evidence = f"{head.architecture} is not among {engine}'s drafter classes for {head.method} (read in {oldest} to {newest})"
     if subject.family == "sglang" and head.architecture in WHOLE_MODELS:
         wanted = {"eagle": "LlamaForCausalLMEagle", "eagle3": "LlamaForCausalLMEagle3", "dflash": "DFlashDraftModel"}.get(head.method, "")
         consequence = "SGLang builds a whole language model from it; a head's tensors are dropped and its own stay random"

@@ -56,7 +56,7 @@ def vocabulary_findings(subject: Subject, head: Head, tensors: Tensors) -> list[
     marked = np.flatnonzero(t2d)
     if marked.size != ids.size or not np.array_equal(marked, np.sort(ids)):
         evidence = f"t2d marks {marked.size} target ids, d2t names {ids.size}"
-        evidence += "" if marked.size != ids.size else f", and {int((marked != np.sort(ids)).sum())} of them differ"
+        evidence += "" if marked.size != ids.size else f", and {np.setdiff1d(ids, marked).size} of them differ"
         consequence = "engines read d2t alone; the two tables come from different runs, and the head belongs to one of them"
         findings.append(Finding("DS328", "warning", evidence, consequence, DRAFTER_FIX))
     return findings
