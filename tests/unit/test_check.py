@@ -70,8 +70,10 @@ def test_tokenizer_and_template(target: Path) -> None:
         ("sglang", "0.5.9", "Gemma3ForCausalLM", "gemma3_text", [("DS204", "error")]),
         ("sglang", "0.5.12", "Gemma3ForCausalLM", "gemma3_text", []),
         ("sglang", "0.5.23", "DeepseekV3ForCausalLM", "deepseek_v3", []),
-        ("sglang", "0.5.23", "MistralForCausalLM", "mistral", [("DS205", "warning")]),
-        ("sglang", "0.5.3", "LlamaForCausalLM", "llama", [("DS206", "info")]),
+        ("sglang", "0.5.23", "MistralForCausalLM", "mistral", []),
+        ("sglang", "0.5.2", "LlamaForCausalLM", "llama", [("DS206", "info"), ("DS204", "warning")]),
+        ("sglang", "0.5.21", "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", [("DS204", "error")]),
+        ("sglang", "0.5.22", "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", []),
         ("sglang", "0.5.23", "NobodyForCausalLM", "nobody", [("DS204", "error")]),
     ],
 )
@@ -85,10 +87,10 @@ def test_tap_support_by_engine_version(
 def test_the_tap_table_does_not_contradict_itself() -> None:
     for row in taps_table()["vllm"]:
         assert not set(row["supports"]) & set(row["lacks"])
-    rows = [Version(row["version"]) for row in taps_table()["sglang"]]
-    assert rows == sorted(rows)
-    names = {name for row in taps_table()["sglang"] for name in row["adds"]}
-    assert set(taps_table()["sglang_files"].values()) <= names and not set(taps_table()["sglang_inferred"]) & names
+    for method in ("eagle3", "dflash"):
+        rows = taps_table()["sglang"][method]
+        names = [name for targets in rows.values() for name in targets]
+        assert [Version(row) for row in rows] == sorted(Version(row) for row in rows) and len(names) == len(set(names))
 
 
 # --- engine and drafter ----------------------------------------------------------------------------------------------
