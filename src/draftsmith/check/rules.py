@@ -7,21 +7,35 @@ from __future__ import annotations
 
 import dataclasses
 
+from draftsmith.check.context import context_findings
 from draftsmith.check.deployment import deployment_findings
 from draftsmith.check.flag_names import canonical
+from draftsmith.check.ledger import ledger_findings
+from draftsmith.check.memory import memory_findings
 from draftsmith.check.pairing_rules import pairing_findings
 from draftsmith.check.resolution import Resolution, Rule
 from draftsmith.check.sglang_resolve import resolve_sglang
 from draftsmith.check.since import nearest, was_read
 from draftsmith.check.subject import Subject
 from draftsmith.check.switches import environment_findings, quantization_findings
+from draftsmith.check.tapping import tap_findings
 from draftsmith.check.vllm_resolve import resolve_vllm
+from draftsmith.check.weights import INDEX, weight_findings
 from draftsmith.findings import Finding
 
+
+def target_findings(subject: Subject) -> list[Finding]:
+    """Shards of the target that are missing or truncated, when it has weights at all (a lone config.json is enough for a check)."""
+    folder = subject.target_folder
+    if folder is None or not any(next(folder.glob(pattern), None) for pattern in ("*.safetensors", INDEX)):
+        return []
+    return weight_findings(folder)
+
+
 RESOLVERS = {"sglang": resolve_sglang, "vllm": resolve_vllm}
-RULES: tuple[Rule, ...] = ()
+RULES: tuple[Rule, ...] = (target_findings, ledger_findings, tap_findings, context_findings, memory_findings)
 # names that are judged by a table: in a version that was not read, such an error is only likely
-BY_TABLE = frozenset({"DS415", "DS430", "DS431", "DS432", "DS450", "DS453", "DS458", "DS459"})
+BY_TABLE = frozenset({"DS415", "DS430", "DS431", "DS432", "DS435", "DS450", "DS453", "DS458", "DS459"})
 ORDER = {"error": 0, "warning": 1, "info": 2}
 
 
