@@ -46,7 +46,8 @@ def resolve(subject: Subject) -> Resolution:
     findings += resolution.findings
     effective = resolution.effective or {}
     findings += environment_findings(subject) + quantization_findings(subject, effective) + deployment_findings(subject, effective)
-    if resolution.effective is not None:
+    guessed_wrong = any(finding.code == "DS452" and finding.severity == "error" for finding in findings)
+    if resolution.effective is not None and not guessed_wrong:
         method = effective.get("speculative_algorithm") or effective.get("method")
         findings += pairing_findings(subject.family, method, subject.drafter)
     if not was_read(subject.family, subject.version):

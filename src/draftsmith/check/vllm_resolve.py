@@ -234,7 +234,8 @@ def number(case: Case, config: dict[str, Any], method: str) -> int | None:
 
 def width(case: Case, asked: int, method: str) -> None:
     """The number against the width that the drafter was trained for: DFlash b is b - 1 here, DSpark gamma is gamma."""
-    trained = pairing.block_size(case.subject.drafter)
+    trained, kind = pairing.block_size(case.subject.drafter), pairing.kind_of(case.subject.drafter)
+    method = kind if kind in ("dflash", "dspark") else method
     most = trained - 1 if trained and method == "dflash" else trained if method == "dspark" else None
     if most is None or asked == most:
         return
