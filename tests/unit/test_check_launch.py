@@ -12,22 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from check_folders import CONFIG
+from drafter_folders import HEAD, TARGET, write_drafter
 
 from draftsmith import cli
 from draftsmith.check.codes import FOLDER, catalog
 
 ROOT = Path(__file__).resolve().parents[2]
-HEAD = {**CONFIG, "architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "draft_vocab_size": 32}
 LAUNCH = "python -m sglang.launch_server --model-path {target} --speculative-algorithm EAGLE3 --speculative-draft-model-path {drafter}"
 THREE = "--speculative-num-steps {} --speculative-eagle-topk 1 --speculative-num-draft-tokens {}"
 
 
 @pytest.fixture
 def models(tmp_path: Path) -> dict[str, str]:
-    for name, config in (("target", CONFIG), ("drafter", HEAD)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    """A target of which only the config is there, and a drafter with its weights."""
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target" / "config.json").write_text(json.dumps(TARGET))
+    write_drafter(tmp_path / "drafter")
     return {name: str(tmp_path / name) for name in ("target", "drafter")}
 
 

@@ -40,18 +40,15 @@ def eagle(case: Case, algorithm: str) -> None:
         case.stopped = True
         return
     numbers = (triple.steps, triple.topk, triple.draft_tokens)
-    if steps is None and not target_class(case.subject):
-        case.say(
-            "DS414",
-            "warning",
-            "none of steps, topk, draft tokens is given",
-            "SGLang chooses by the target's class: not known here",
-            "give --target, or all three numbers",
-        )
+    unknown = steps is None and not target_class(case.subject)
+    if unknown:
+        why = "SGLang chooses by the target's class, which is not known here"
+        case.say("DS414", "warning", "none of steps, topk, draft tokens is given", why, "give --target, or all three numbers")
         numbers = (None, None, None)
     case.effective |= dict(zip((name.replace("-", "_") for name in NUMBERS), numbers, strict=True))
-    tree(case, triple.topk)
-    rejection(case, algorithm, triple.topk)
+    if not unknown:
+        tree(case, triple.topk)
+        rejection(case, algorithm, triple.topk)
     if algorithm == "STANDALONE":
         same_vocabulary(case)
 
