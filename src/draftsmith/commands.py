@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from draftsmith.errors import UsageError
+
 if TYPE_CHECKING:
     from draftsmith.flow import Outcome, Planned
     from draftsmith.job import Job
@@ -45,6 +47,23 @@ def run_stage(args: argparse.Namespace) -> Answer:
     if args.dry_run:
         return show_plan(flow.plan(recipe, job, [args.command]))
     return show_outcome(flow.run_one(args.command, recipe, job))
+
+
+def check(args: argparse.Namespace) -> Answer:
+    """A recipe, a launch command, or the meaning of a code."""
+    if args.explain:
+        from draftsmith.check.codes import explain, explained
+
+        entry = explain(args.explain)
+        return entry, explained(entry), 0
+    if args.recipe is not None:
+        if args.pasted:
+            raise UsageError("a recipe and a launch command at once", hint="give one of the two")
+        return run_stage(args)
+    from draftsmith.check.command import Asked, check_launch
+
+    names = ("engine", "target", "drafter", "concurrency", "context_length", "gpus", "gpu_memory", "config")
+    return check_launch(Asked(**{name: getattr(args, name) for name in names}), args.pasted)
 
 
 def show_outcome(outcome: Outcome) -> Answer:

