@@ -11,7 +11,8 @@ from pathlib import Path
 
 from flags_by_ast import MANY, Option, Source, declared, name_of, spelled
 
-FILES = ("vllm/config/", "vllm/engine/arg_utils.py", "vllm/entrypoints/openai/cli_args.py", "vllm/entrypoints/launchers/cli_args.py")
+ENTRY = "vllm/entrypoints"
+FILES = ("vllm/config/", "vllm/engine/arg_utils.py", *(f"{ENTRY}/{where}/cli_args.py" for where in ("openai", "launchers", "common")))
 SERVED = ("FrontendArgs", "BaseFrontendArgs")
 
 
@@ -31,6 +32,7 @@ def vllm_options(wheel: Path) -> dict[str, Option]:
             if names:
                 found |= spelled(names, option_of(source, call, owners, fields))
     for name in SERVED:
+        assert name == "BaseFrontendArgs" or name in fields, f"{wheel.name}: {name} is elsewhere"
         for key, annotation in fields.get(name, {}).items():
             found |= spelled([f"--{key.replace('_', '-')}"], by_type(source, annotation))
     return found

