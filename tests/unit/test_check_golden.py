@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,19 @@ import pytest
 from packaging.version import Version
 
 from draftsmith.check.command_line import parse_command
-from draftsmith.check.rules import resolve
+from draftsmith.check.rules import check_subject
 from draftsmith.check.subject import Subject
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 # the engine's argument resolution passes, and it dies later: the finding is right, and so are the effective values
+SGLANG = (
+    *("speculative_algorithm", "speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens"),
+    *("max_running_requests", "disable_overlap_schedule", "enable_mixed_chunk"),
+)
+COMPARED = {  # our name -> the engine's
+    "sglang": {name: name for name in SGLANG},
+    "vllm": {name: f"speculative.{name}" for name in ("method", "num_speculative_tokens")},
+}
 LATER = {"DS411", "DS413", "DS416", "DS417", "DS443", "DS456", "DS457", "DS460"}
 
 
@@ -36,12 +43,14 @@ def test_golden(file: dict[str, Any], case: dict[str, Any]) -> None:
     family = file["engine"].removesuffix("-cpu")
     start = "sglang serve --model-path TARGET" if family == "sglang" else "vllm serve TARGET"
     flags = dict(parse_command([*start.split(), *case["argv"]]).flags)
-    if case.get("drafter") and family == "sglang" and "speculative-draft-model-path" not in flags:
-        flags["speculative-draft-model-path"] = "DRAFTER"
+    if case.get("drafter") and family == "sglang":
+        flags.setdefault("speculative-draft-model-path", case["drafter"])
+    elif case.get("drafter") and isinstance(config := flags.get("speculative-config"), str):
+        flags["speculative-config"] = json.dumps({"model": case["drafter"], **json.loads(config)})
     drafter = config_of(case.get("drafter")) or None
-    cpu = file["engine"].endswith("-cpu") or "--device cpu" in shlex.join(case["argv"]) or case.get("device") == "cpu"
+    cpu = case.get("gpu") == "cpu"
     subject = Subject(family, Version(file["version"]), flags, case.get("env", {}), cpu, config_of(case["target"]), drafter=drafter)
-    found = resolve(subject)
+    found = check_subject(subject)
     errors = [finding for finding in found.findings if finding.severity == "error"]
     outcome = case["outcome"]
     if "error" in outcome:
@@ -49,5 +58,5 @@ def test_golden(file: dict[str, Any], case: dict[str, Any]) -> None:
         return
     assert found.effective is not None, errors
     assert {error.code for error in errors} <= LATER | {"DS412"}, errors
-    wanted = {key: value for key, value in outcome["effective"].items() if key in found.effective}
-    assert {key: found.effective[key] for key in wanted} == wanted
+    ours = {theirs: found.effective.get(name) for name, theirs in COMPARED[family].items() if name in found.effective}
+    assert {key: outcome["effective"].get(key) for key in ours} == ours

@@ -130,3 +130,10 @@ def test_a_version_that_was_not_read_is_assumed_and_its_names_are_only_likely() 
 def test_variables_that_are_left_are_not_guessed() -> None:
     found = sglang(f"{HEAD} --speculative-num-steps $STEPS")
     assert found.effective is None and bad(found) == [] and one(found, "DS465").severity == "warning"
+
+
+def test_a_misspelt_flag_is_one_error_and_nothing_takes_effect() -> None:
+    """The rest is judged as if it were spelt right: no second error for what is missing then."""
+    for wrong in ("--speculative-num-stpes", "--speculative_num_steps"):
+        found = sglang(CHAIN.replace("--speculative-num-steps", wrong))
+        assert bad(found) == ["DS430"] and found.effective is None

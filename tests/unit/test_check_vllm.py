@@ -28,6 +28,12 @@ def test_a_complete_configuration_is_silent() -> None:
         ('{"method": "eagle3", "model": "H"}', "0.32.0", "DS451", "num_speculative_tokens"),
         ('{"method": "eagle3", "model": "H", "num_speculative_tokens": 0}', "0.32.0", "DS451", "num_speculative_tokens"),
         ('{"method": "eagle3", "num_speculative_tokens": 3}', "0.32.0", "DS416", '"model"'),
+        (
+            '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 4, "prompt_lookup_max": 2}',
+            "0.32.0",
+            "DS462",
+            "4 or more",
+        ),
         ('{"num_speculative_tokens": 3}', "0.32.0", "DS416", '"method"'),
         ('{"method": "eagle-3", "model": "H", "num_speculative_tokens": 3}', "0.32.0", "DS453", "eagle3"),
         ('{"method": "dspark", "model": "H", "num_speculative_tokens": 3}', "0.24.0", "DS453", "0.25.0"),
@@ -134,3 +140,10 @@ def test_the_graph_range_counts_tokens() -> None:
     eagle = '{"method": "eagle3", "model": "H", "num_speculative_tokens": 3}'
     assert one(vllm(eagle, concurrency=200), "DS429").fix.startswith("set --max-cudagraph-capture-size to at least 800")
     assert "DS429" not in [f.code for f in vllm(eagle, concurrency=128).findings]
+
+
+def test_what_the_target_does_not_have_and_what_it_does_not_allow() -> None:
+    mtp = '{"method": "mtp", "num_speculative_tokens": 1}'
+    assert bad(vllm(mtp, target=LLAMA)) == ["DS416"] and bad(vllm(mtp, target=DEEPSEEK)) == []
+    longer = '{"method": "eagle3", "model": "H", "num_speculative_tokens": 3, "max_model_len": 4096}'
+    assert bad(vllm(longer, flags="--max-model-len 2048")) == ["DS462"] and bad(vllm(longer, flags="--max-model-len 8192")) == []

@@ -55,7 +55,7 @@ def main_name(family: Family, version: Version, option: str) -> str:
 def canonical(subject: Subject) -> tuple[Subject, list[Finding]]:
     """The subject with one name per flag (that of this version, then of table `aliases`), and findings about names and values.
 
-    Flags that the version does not have are left out: they have no effect but the error.
+    Flags that the version does not have are left out, or read as the one that is meant: the rest of the launch is judged all the same.
     """
     names = table(subject.family)["aliases"]
     flags: dict[str, FlagValue] = {}
@@ -65,7 +65,7 @@ def canonical(subject: Subject) -> tuple[Subject, list[Finding]]:
         findings += said
         if name is None:
             continue
-        negated = name.startswith("no-") and name not in flags_of(subject.family, subject.version)
+        negated = name.startswith("no-") and name[3:] in flags_of(subject.family, subject.version)
         name, value = (name[3:], False) if negated else (name, value)
         findings += value_findings(subject, name, value)
         flags[names.get(name, name)] = value
@@ -80,7 +80,8 @@ def one_name(family: Family, version: Version, written: str) -> tuple[str | None
     known = flags_of(family, version)
     word = written.replace("_", "-") if family == "vllm" else written
     if word in known:
-        return main_name(family, version, word), deprecated(family, version, word)
+        name = main_name(family, version, word)
+        return (f"no-{name}" if word == f"no-{name}" else name), deprecated(family, version, word)
     if family == "vllm" and word.startswith("no-") and word[3:] in known:
         return f"no-{main_name(family, version, word[3:])}", []
     begun = {main_name(family, version, option): option for option in known if option.startswith(word)} if len(word) > 1 else {}
@@ -89,7 +90,10 @@ def one_name(family: Family, version: Version, written: str) -> tuple[str | None
         return full, abbreviated(family, version, word, option)
     if len(begun) > 1:
         return None, [ambiguous(family, version, written, begun)]
-    return None, [unknown(family, version, written, sorted(known))]
+    word = written.replace("_", "-")
+    close = word if word in known else next(iter(difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.75)), None)
+    elsewhere = word in table(family)["elsewhere"] or f"--{word}" in content(family)["options"]
+    return None if elsewhere and word not in known else close, [unknown(family, version, written, close)]
 
 
 def abbreviated(family: Family, version: Version, word: str, option: str) -> list[Finding]:
@@ -120,12 +124,12 @@ def deprecated(family: Family, version: Version, word: str) -> list[Finding]:
     return [Finding("DS431", "info", f"--{word} is deprecated in {family} {version}", "it works, with a warning in the log", fix)]
 
 
-def unknown(family: Family, version: Version, written: str, known: list[str]) -> Finding:
-    """A flag that this version does not have: renamed or removed, too new, of the other engine, misspelt."""
+def unknown(family: Family, version: Version, written: str, close: str | None) -> Finding:
+    """A flag that this version does not have: renamed or removed, too new, of the other engine, misspelt (`close` is meant)."""
     rules, word = table(family), written.replace("_", "-")
     spans = content(family)["options"].get(f"--{word}", [])
     stops = f"{family} {version} stops: unrecognized arguments"
-    if "_" in written and word in known:
+    if "_" in written and word == close:
         return Finding("DS430", "error", f"--{written} has underscores", stops, f"write --{word}")
     if word in rules["renamed"] and version >= Version(rules["renamed"][word][0]):
         gone, instead = rules["renamed"][word]
@@ -141,8 +145,7 @@ def unknown(family: Family, version: Version, written: str, known: list[str]) ->
     if spans:
         evidence = f"--{written} is gone: {family} {spans[-1]['until']} was the last release read that has it"
         return Finding("DS431", "error", evidence, stops, "remove it")
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.75)
-    return Finding("DS430", "error", f"unknown flag --{written}", stops, f"did you mean --{close[0]}?" if close else "remove it")
+    return Finding("DS430", "error", f"unknown flag --{written}", stops, f"did you mean --{close}?" if close else "remove it")
 
 
 # --- values ----------------------------------------------------------------------------------------------------------

@@ -41,16 +41,19 @@ ORDER = {"error": 0, "warning": 1, "info": 2}
 
 def resolve(subject: Subject) -> Resolution:
     """Requested and effective settings, and every finding about the flags, the worst first."""
-    subject, findings = canonical(subject)
+    subject, names = canonical(subject)
     resolution = RESOLVERS[subject.family](subject)
-    findings += resolution.findings
+    findings = names + resolution.findings
     effective = resolution.effective or {}
     findings += environment_findings(subject) + quantization_findings(subject, effective) + deployment_findings(subject, effective)
     guessed_wrong = any(finding.code == "DS452" and finding.severity == "error" for finding in findings)
     if resolution.effective is not None and not guessed_wrong:
         method = effective.get("speculative_algorithm") or effective.get("method")
         findings += pairing_findings(subject.family, method, subject.drafter)
-    if not was_read(subject.family, subject.version):
+    read = was_read(subject.family, subject.version)
+    if read and any(finding.severity == "error" for finding in names):  # the parser stops before anything takes effect
+        resolution = dataclasses.replace(resolution, effective=None)
+    if not read:
         findings = [assumed_finding(subject), *(less_sure(finding) for finding in findings)]
     return Resolution(resolution.effective, resolution.requested, worst_first(findings))
 

@@ -126,6 +126,9 @@ def find_method(case: Case, config: dict[str, Any]) -> str | None:
         elif given is None:
             case.say("DS452", "warning", what, "it does not load a drafter", "name the method, and write the path with a slash")
         return "custom_class"
+    if given == "mtp" and model is None and set(case.subject.target.get("architectures") or ()) & set(table("sglang")["no_own_layer"]):
+        why = "vLLM stops: NotImplementedError, the target has no MTP layer to draft with"
+        case.stop("DS416", f"method mtp on {case.subject.target['architectures'][0]}", why, "name a drafter and its method")
     if given in ("mtp", *LOOKUP, "suffix", "custom_class", "extract_hidden_states"):
         return "ngram" if given == "[ngram]" else given
     if model is None:
@@ -171,7 +174,7 @@ def guessed(case: Case, model: str, given: str | None) -> str:
     by_config = {"mtp": "mtp", "gemma4": "mtp", "medusa": "medusa"}.get(kind or "")
     if kind == "dspark" and case.version >= Version("0.25"):
         by_config = "dspark"
-    method = by_path or by_config or "draft_model"
+    method = by_path or by_config or given or "draft_model"
     if given is not None and by_path and given != by_path:
         why = f"the name of the path wins: vLLM runs method {by_path}"
         case.say("DS452", "warning", f"method {given} with model {model!r}", why, f"rename the folder, or say method {by_path}")
@@ -280,6 +283,14 @@ def limits(case: Case, config: dict[str, Any], method: str) -> None:
             why,
             "a drafter of the target's own family",
         )
+    lookup = [whole(config.get(f"prompt_lookup_{end}")) for end in ("min", "max")]
+    if method in LOOKUP and lookup[0] is not None and lookup[1] is not None and lookup[0] > lookup[1]:
+        evidence = f"prompt_lookup_min {lookup[0]}, prompt_lookup_max {lookup[1]}"
+        case.stop("DS462", evidence, "vLLM stops: ValueError, min must be at most max", f'"prompt_lookup_max": {lookup[0]} or more')
+    length, served = whole(config.get("max_model_len")), case.args.number("max-model-len")
+    if length is not None and served is not None and length > served > 0:
+        evidence = f"max_model_len {length} of the drafter, --max-model-len {served}"
+        case.stop("DS462", evidence, "vLLM stops: ValueError, it cannot be larger", f'"max_model_len": {served}, or leave it out')
     forced = [key for key in ("synthetic_acceptance_rates", "synthetic_acceptance_length") if config.get(key) is not None]
     if config.get("rejection_sample_method") == "synthetic":
         if len(forced) != 1:
