@@ -45,6 +45,9 @@ def ledger_findings(subject: Subject) -> list[Finding]:
     if head is None:
         return findings
     findings += registry_findings(subject, head)
+    if tensors and head.layout is None:
+        evidence = f"no ledger is kept for {head.architecture or 'this class'}: {len(tensors)} tensors were not compared"
+        findings.append(Finding("DS339", "info", evidence, "a missing or unknown tensor would not be seen here", "nothing"))
     if tensors and head.layout is not None:
         findings += key_findings(subject, head, tensors)
         findings += vocabulary_findings(subject, head, tensors) + embedding_findings(subject, head, tensors)
