@@ -240,7 +240,7 @@ def no_head_finding(subject: Subject, head: Head) -> Finding:
         consequence = "SGLang leaves the head random: it starts, answers, and accept_len is 1.00"
         fix = "put the head into the folder, or set draft_vocab_size to null to borrow the target's"
         return Finding("DS325", "error", evidence, consequence, fix)
-    consequence = "vLLM puts the target's head, which has another number of rows, in its place"
+    consequence = "vLLM takes the first rows of the target's head in its place: it runs, and accept_len is 1.00"
     fix = "put the head into the folder, or leave out draft_vocab_size and d2t to borrow the target's"
     return Finding("DS325", "error", evidence, consequence, fix)
 
