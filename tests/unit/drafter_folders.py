@@ -103,8 +103,8 @@ def subject_for(engine: str, drafter: Path | dict[str, Any] | None = None, **fie
     asked = {"speculative-algorithm": "EAGLE3"} if family == "sglang" else {"speculative-config": '{"method": "eagle3"}'}
     folder = drafter if isinstance(drafter, Path) else None
     config = json.loads((drafter / "config.json").read_text()) if isinstance(drafter, Path) else drafter
-    given = {"flags": asked, "target": TARGET, **fields}
-    return Subject(family, Version(version), drafter=config, drafter_folder=folder, **given)
+    given = {"flags": asked, "target": TARGET, "drafter_folder": folder, **fields}
+    return Subject(family, Version(version), drafter=config, **given)
 
 
 def found(findings: list[Finding]) -> list[tuple[str, str]]:

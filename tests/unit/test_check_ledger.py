@@ -1,6 +1,6 @@
 """check: every key, shape and type of a drafter against what each engine version's loader expects.
 
-What vLLM 0.32.0 really does with these folders is in docs/decisions/0004-what-loaders-do.md; SGLang's loaders were read.
+What vLLM 0.32.0 really does with these folders is in docs/decisions/0005-what-drafter-loaders-do.md; SGLang's loaders were read.
 """
 
 from __future__ import annotations
@@ -222,6 +222,12 @@ def test_the_class_must_be_in_the_registry(engine: str, architecture: Any, expec
     assert found(ledger_findings(subject_for(engine, config))) == expected
 
 
+def test_a_class_without_a_ledger_says_so(tmp_path: Path) -> None:
+    folder = write_drafter(tmp_path / "d", architectures=["Gemma4DSparkModel"])
+    findings = ledger_findings(subject_for("vllm==0.32.0", folder, flags={"speculative-config": '{"method": "dspark"}'}))
+    assert [(f.code, f.severity) for f in findings] == [("DS339", "info")]
+
+
 def test_speculators_format_is_vllms(tmp_path: Path) -> None:
     layer = {key: value for key, value in HEAD.items() if key not in ("architectures", "draft_vocab_size")}
     config = {
@@ -254,6 +260,9 @@ def test_files_that_are_not_whole(tmp_path: Path) -> None:
     assert found(ledger_findings(subject_for("vllm==0.32.0", folder))) == [("DS313", "warning")]
     (folder / "pytorch_model.bin").unlink()
     assert found(ledger_findings(subject_for("vllm==0.32.0", folder))) == [("DS310", "error")]
+    (folder / "config.json").unlink()
+    nothing = ledger_findings(subject_for("vllm==0.32.0", None, drafter_folder=folder))
+    assert found(nothing) == [("DS310", "error")] and "config.json" in nothing[0].evidence
 
 
 def test_a_large_drafter_and_target_take_less_than_a_second(tmp_path: Path) -> None:

@@ -94,6 +94,21 @@ def test_kimi_k2_on_gpus_of_141_gb(engine: str, flags: dict[str, Any], fields: d
     assert found(memory_findings(subject_for(engine, None, **given))) == expected
 
 
+@pytest.mark.parametrize(
+    ("flags", "severity"),
+    [
+        ({}, "warning"),
+        ({"model": "x/Model-NVFP4"}, "warning"),
+        ({"model": "x/Model", "quantization": "fp8"}, "warning"),
+        ({"model": "x/Model"}, "error"),
+    ],
+)
+def test_a_bare_config_does_not_know_of_other_files(flags: dict[str, Any], severity: str) -> None:
+    """hf_quant_config.json may quantise what config.json describes in bfloat16."""
+    given = {"target": LLAMA_8B, "gpu_bytes": 12 * GIB, "flags": flags}
+    assert found(memory_findings(subject_for("vllm==0.32.0", None, **given))) == [("DS510", severity)]
+
+
 def test_a_drafter_counts() -> None:
     gpu = 24 * GIB
     alone = estimate(subject_for("vllm==0.32.0", None, target=LLAMA_8B, gpu_bytes=gpu))

@@ -22,6 +22,9 @@ def read_tensors(folder: Path | None) -> tuple[list[Finding], Tensors]:
         return [], {}
     if not folder.is_dir():
         return [Finding("DS310", "error", f"no drafter folder at {folder}", "the engine cannot load it", "correct the path")], {}
+    if not (folder / "config.json").is_file():
+        evidence = f"no config.json in {folder}"
+        return [Finding("DS310", "error", evidence, "the engine cannot tell what the weights are", "point at the exported folder")], {}
     try:
         index = read_index(folder)
     except BadHeader as error:

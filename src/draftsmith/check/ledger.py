@@ -45,6 +45,9 @@ def ledger_findings(subject: Subject) -> list[Finding]:
     if head is None:
         return findings
     findings += registry_findings(subject, head)
+    if tensors and head.layout is None:
+        evidence = f"no ledger is kept for {head.architecture or 'this class'}: {len(tensors)} tensors were not compared"
+        findings.append(Finding("DS339", "info", evidence, "a missing or unknown tensor would not be seen here", "nothing"))
     if tensors and head.layout is not None:
         findings += key_findings(subject, head, tensors)
         findings += vocabulary_findings(subject, head, tensors) + embedding_findings(subject, head, tensors)
@@ -237,7 +240,7 @@ def no_head_finding(subject: Subject, head: Head) -> Finding:
         consequence = "SGLang leaves the head random: it starts, answers, and accept_len is 1.00"
         fix = "put the head into the folder, or set draft_vocab_size to null to borrow the target's"
         return Finding("DS325", "error", evidence, consequence, fix)
-    consequence = "vLLM puts the target's head, which has another number of rows, in its place"
+    consequence = "vLLM takes the first rows of the target's head in its place: it runs, and accept_len is 1.00"
     fix = "put the head into the folder, or leave out draft_vocab_size and d2t to borrow the target's"
     return Finding("DS325", "error", evidence, consequence, fix)
 

@@ -13,10 +13,13 @@ from draftsmith.check.parameters import Cache, cache_of, describable, weight_byt
 from draftsmith.check.subject import Subject
 from draftsmith.check.weights import weight_bytes
 from draftsmith.findings import Finding
+from draftsmith.models.text_config import text_part
 
 GIB = 2**30
 ALLOWANCE_BYTES, ALLOWANCE_SHARE = 2 * GIB, 0.03  # CUDA context, activations of a prefill chunk, graphs
 VLLM_UTILIZATION = 0.92  # vLLM 0.32's own value of gpu-memory-utilization
+FILES, SHAPES = "weight files", "shapes in config.json"
+QUANTISED_NAMES = ("FP8", "FP4", "INT4", "INT8", "W4A", "W8A", "AWQ", "GPTQ", "GGUF", "BNB", "QUANT")
 NEAR = 1.03  # an estimate within 3 % of the limit is a warning, not an error
 
 
@@ -39,6 +42,7 @@ class Estimate:
     weights: int  # both models, one GPU
     allowance: int
     cache: int | None
+    sure: bool  # False when the weights may be quantised by a file that was not there
     tokens_left: int  # tokens of KV cache that fit beside weights and allowance
 
     def lines(self) -> list[str]:
@@ -58,10 +62,19 @@ def element_bytes(value: Any) -> float:
 def target_bytes(subject: Subject) -> tuple[int, str] | None:
     """Weights of the target on all GPUs together: the files when they are there, else the config's shapes."""
     if subject.target_folder is not None and subject.target_folder.is_dir() and (size := weight_bytes(subject.target_folder)):
-        return size, "weight files"
+        return size, FILES
     if describable(subject.target):
-        return weight_bytes_of(subject.target), "shapes in config.json"
+        return weight_bytes_of(subject.target), SHAPES if sure_of_type(subject) else f"{SHAPES}, if no other file quantises them"
     return None
+
+
+def sure_of_type(subject: Subject) -> bool:
+    """Whether a bare config says how many bytes a weight takes: some checkpoints keep their quantisation in another file."""
+    settings = text_part(subject.target).get("quantization_config") or subject.target.get("quantization_config")
+    if settings:
+        return len(settings.get("config_groups") or {}) < 2
+    name = str(flag(subject, "model", "model-path") or "").upper()
+    return bool(name) and flag(subject, "quantization") is None and not any(mark in name for mark in QUANTISED_NAMES)
 
 
 def drafter_bytes(subject: Subject, head: Head | None) -> tuple[int, str]:
@@ -98,7 +111,8 @@ def estimate(subject: Subject) -> Estimate | None:
         rows.append(Row("KV cache", needed, f"{subject.concurrency} requests of {length} tokens, both models"))
     per_token = sum(cache.per_token for cache in caches)
     left = static_bytes(subject, allowance) - held
-    return Estimate(tuple(rows), subject.gpu_bytes, shards, held, allowance, needed, max(0, int(left / per_token)) if per_token else 0)
+    tokens = max(0, int(left / per_token)) if per_token else 0
+    return Estimate(tuple(rows), subject.gpu_bytes, shards, held, allowance, needed, weights[1] in (FILES, SHAPES), tokens)
 
 
 def model_shards(subject: Subject) -> int:
@@ -159,7 +173,7 @@ def weight_findings(subject: Subject, table: Estimate) -> list[Finding]:
     evidence = f"weights alone need about {table.weights / GIB:.1f} GiB on each of {table.shards} GPUs, one has {table.gpu_bytes / GIB:.1f}"
     needed = -(-table.weights * table.shards // (table.gpu_bytes - table.allowance))
     fix = f"use at least {needed} such GPUs, or a smaller quantisation"
-    if short > NEAR:
+    if short > NEAR and table.sure:
         return [Finding("DS510", "error", evidence, "loading ends with out of memory", fix)]
     return [Finding("DS510", "warning", evidence, "little or nothing is left for activations, graphs and KV cache", fix)]
 
@@ -176,7 +190,7 @@ def fraction_findings(subject: Subject, table: Estimate) -> list[Finding]:
     gives, needs = given * table.gpu_bytes / GIB, table.weights / GIB
     evidence = f"{name} {given:g} gives {gives:.1f} GiB to weights and cache, the weights need {needs:.1f}"
     fix = f"raise {name} to at least {min(0.97, (table.weights + table.allowance) / table.gpu_bytes):.2f}, or use more GPUs"
-    severity = "error" if table.weights > NEAR * given * table.gpu_bytes else "warning"
+    severity = "error" if table.sure and table.weights > NEAR * given * table.gpu_bytes else "warning"
     return [Finding("DS511", severity, evidence, "nothing is left for the KV cache, and the engine stops after loading", fix)]
 
 

@@ -23,7 +23,10 @@ class Part:
 
 
 # Keys of models whose layers differ from one another in ways that this arithmetic does not describe.
-NOT_DESCRIBED = ("block_configs", "hybrid_override_pattern", "hybrid_layer_pattern", "linear_attn_config", "routed_expert_hidden_size")
+NOT_DESCRIBED = (
+    *("block_configs", "hybrid_override_pattern", "hybrid_layer_pattern", "linear_attn_config", "routed_expert_hidden_size"),
+    "compress_ratios",
+)
 
 
 def describable(config: Mapping[str, Any]) -> bool:
