@@ -2,7 +2,8 @@
 
     python benchmarks/gpu/serve_commands.py --recipe FILE --drafter DIR --out DIR
 
-Everything that was typed goes into OUT/serve_commands.json with its exit code, time and output. Exit code 1 when a step did not end as it should.
+Everything that was typed goes into OUT/serve_commands.json with its exit code, time and output. Exit code 1 when a step did not end
+as it should.
 """
 
 from __future__ import annotations
