@@ -23,6 +23,8 @@ BASELINE_TOK_S = {1: 32.0, 8: 190.0}  # the same, for the estimate only
 
 
 def plan(settings: BenchSettings, job: Job) -> Plan:
+    """Launches and time. Raises UsageError for settings that do not fit together."""
+    check_settings(settings)
     launches = 2 * settings.pairs
     tokens_s = sum(
         n * settings.output_tokens / BASELINE_TOK_S.get(c, 32.0 * min(c, 6))

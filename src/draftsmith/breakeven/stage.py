@@ -27,6 +27,8 @@ LAUNCH_S, MEASURE_S = 28.0, 20.0  # seen on two CPU cores with a 135 M target
 
 
 def plan(settings: BreakevenSettings, job: Job) -> Plan:
+    """Launches and time. Raises UsageError for settings that do not fit together."""
+    check_settings(settings)
     launches = settings.replicates * (1 + len(settings.depths))
     return Plan(launches=launches, seconds=launches * (LAUNCH_S + MEASURE_S), note=f"depths {list(settings.depths)}, random-weight drafter")
 
