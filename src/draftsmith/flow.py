@@ -86,7 +86,6 @@ def run(recipe: Recipe, job: Job, until: str | None = None) -> Outcome:
     """
     outcome = Outcome(job.run)
     with locked(job.run), disk_errors_said_plainly(job.run):
-        plan(recipe, job, selection(until))  # what a later stage would refuse is refused before the first one starts
         for name in selection(until):
             outcome.stages.append(run_stage(name, recipe, job))
     total_s = sum(done.active_s for done in outcome.stages)
