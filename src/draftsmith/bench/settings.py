@@ -38,9 +38,8 @@ class BenchSettings(Settings):
             raise ValueError(f"concurrency is {list(self.concurrency)}; expected different numbers from 1 up")
         for concurrency, requests in zip(self.concurrency, self.requests, strict=True):
             if requests < 2 * concurrency:
-                raise ValueError(
-                    f"requests: {requests} at concurrency {concurrency} would keep its slots busy for a moment only; at least {2 * concurrency}"
-                )
+                least = f"at least {2 * concurrency}"
+                raise ValueError(f"requests: {requests} at concurrency {concurrency} would keep its slots busy for a moment only; {least}")
         if min(self.warmup_requests) < 1:
             raise ValueError("warmup_requests: every concurrency needs a warm-up of one request or more")
         if self.gate_concurrency not in self.concurrency:
