@@ -4,11 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from draftsmith.breakeven.settings import BreakevenSettings
-from draftsmith.breakeven.stage import check_settings, measure, plan_launches, plan_workload
+from draftsmith.breakeven.stage import measure, plan_launches, plan_workload
 from draftsmith.breakeven.summary import advice_for, cell_time, pays_if, summarise
-from draftsmith.errors import InvalidMeasurement, UsageError
+from draftsmith.errors import InvalidMeasurement
 from draftsmith.job import Job, Talk
 from draftsmith.measure.client import Reply
 from draftsmith.measure.protocol import Planned
@@ -119,5 +120,5 @@ def test_sentences() -> None:
 
 @pytest.mark.parametrize("update", [{"depths": (0,)}, {"depths": (2, 2)}, {"concurrency": (1, 1)}])
 def test_settings_that_cannot_be_meant(update: dict) -> None:
-    with pytest.raises(UsageError):
-        check_settings(BreakevenSettings().model_copy(update=update))
+    with pytest.raises(ValidationError):
+        BreakevenSettings(**update)

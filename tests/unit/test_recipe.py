@@ -28,6 +28,11 @@ def test_every_committed_recipe_is_valid(root: Path) -> None:
         assert load_recipe(path).name
 
 
+def test_what_a_late_stage_would_refuse_is_refused_when_the_recipe_is_read(recipe: Path) -> None:
+    with pytest.raises(UsageError, match=r"12 at concurrency 8 would keep its slots busy for a moment only; at least 16"):
+        load_recipe(recipe, ["bench.requests=[4, 12]"])
+
+
 def test_every_stage_has_its_settings(recipe: Path) -> None:
     loaded = load_recipe(recipe)
     for stage in STAGES:

@@ -1,6 +1,8 @@
 """Settings of the bench stage."""
 
-from pydantic import Field
+from __future__ import annotations
+
+from pydantic import Field, model_validator
 
 from draftsmith.settings import Settings
 
@@ -24,3 +26,22 @@ class BenchSettings(Settings):
     min_speedup: float = Field(default=1.0, description="gate: exit code 0 when the lower bound at `gate_concurrency` is above it")
     gate_concurrency: int = 1
     seed: int = 0
+
+    @model_validator(mode="after")
+    def lists_fit_together(self) -> BenchSettings:
+        n = len(self.concurrency)
+        for name in ("requests", "warmup_requests"):
+            values = getattr(self, name)
+            if len(values) != n:
+                raise ValueError(f"{name} has {len(values)} numbers, concurrency has {n}: give one for each concurrency")
+        if min(self.concurrency) < 1 or len(set(self.concurrency)) != n:
+            raise ValueError(f"concurrency is {list(self.concurrency)}; expected different numbers from 1 up")
+        for concurrency, requests in zip(self.concurrency, self.requests, strict=True):
+            if requests < 2 * concurrency:
+                least = f"at least {2 * concurrency}"
+                raise ValueError(f"requests: {requests} at concurrency {concurrency} would keep its slots busy for a moment only; {least}")
+        if min(self.warmup_requests) < 1:
+            raise ValueError("warmup_requests: every concurrency needs a warm-up of one request or more")
+        if self.gate_concurrency not in self.concurrency:
+            raise ValueError(f"gate_concurrency {self.gate_concurrency} is not in concurrency {list(self.concurrency)}")
+        return self

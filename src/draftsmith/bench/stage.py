@@ -8,7 +8,6 @@ from typing import Any
 from draftsmith.bench.settings import BenchSettings
 from draftsmith.bench.summary import summarise
 from draftsmith.engines.registry import engine_for
-from draftsmith.errors import UsageError
 from draftsmith.job import Job, Plan
 from draftsmith.manifest import atomic_write_json
 from draftsmith.measure.launching import engine_starter, launch_for
@@ -23,33 +22,13 @@ BASELINE_TOK_S = {1: 32.0, 8: 190.0}  # the same, for the estimate only
 
 
 def plan(settings: BenchSettings, job: Job) -> Plan:
+    """Launches and time."""
     launches = 2 * settings.pairs
     tokens_s = sum(
         n * settings.output_tokens / BASELINE_TOK_S.get(c, 32.0 * min(c, 6))
         for c, n in zip(settings.concurrency, settings.requests, strict=False)
     )
     return Plan(launches=launches, seconds=launches * (LAUNCH_S + tokens_s), note=f"{settings.pairs} pairs in turned order")
-
-
-def check_settings(settings: BenchSettings) -> None:
-    """Raises UsageError when the lists do not fit together."""
-    n = len(settings.concurrency)
-    for name in ("requests", "warmup_requests"):
-        values = getattr(settings, name)
-        if len(values) != n:
-            raise UsageError(f"bench.{name} has {len(values)} numbers, bench.concurrency has {n}", hint="give one for each concurrency")
-    if min(settings.concurrency) < 1 or len(set(settings.concurrency)) != n:
-        raise UsageError(f"bench.concurrency is {list(settings.concurrency)}; expected different numbers from 1 up")
-    for concurrency, requests in zip(settings.concurrency, settings.requests, strict=True):
-        if requests < 2 * concurrency:
-            raise UsageError(
-                f"bench.requests: {requests} at concurrency {concurrency}: its slots would be busy for a moment only",
-                hint=f"at least {2 * concurrency}",
-            )
-    if min(settings.warmup_requests) < 1:
-        raise UsageError("bench.warmup_requests: every concurrency needs a warm-up of one request or more")
-    if settings.gate_concurrency not in settings.concurrency:
-        raise UsageError(f"bench.gate_concurrency {settings.gate_concurrency} is not in bench.concurrency {list(settings.concurrency)}")
 
 
 def plan_launches(settings: BenchSettings, job: Job) -> list[Planned]:
@@ -85,7 +64,6 @@ def measure(
 
 def run(settings: BenchSettings, job: Job) -> dict[str, Any]:
     """Measure and write summary.json; a failed gate is a result, not an error. Raises EnvironmentFailed when an engine dies."""
-    check_settings(settings)
     samples = read_samples(job.folder("data") / "samples-heldout.parquet")
     sources = {sample.id: sample.source for sample in samples}
     prompts = [Prompt(sample.id, tuple(int(i) for i in sample.prompt_ids)) for sample in samples]

@@ -1,6 +1,8 @@
 """Settings of the breakeven stage."""
 
-from pydantic import Field
+from __future__ import annotations
+
+from pydantic import Field, model_validator
 
 from draftsmith.settings import Settings
 
@@ -16,3 +18,11 @@ class BreakevenSettings(Settings):
     canary_tokens: int = Field(default=16, ge=2, description="length of the fixed single request that every launch answers")
     start_together: bool = Field(default=False, description="start all launches of a replicate side by side; one at a time is measured")
     seed: int = 0
+
+    @model_validator(mode="after")
+    def numbers_that_can_be_meant(self) -> BreakevenSettings:
+        for name in ("depths", "concurrency"):
+            values = getattr(self, name)
+            if min(values) < 1 or len(set(values)) != len(values):
+                raise ValueError(f"{name} is {list(values)}; expected different numbers from 1 up")
+        return self

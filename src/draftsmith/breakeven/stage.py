@@ -13,7 +13,6 @@ from typing import Any, cast
 from draftsmith.breakeven.settings import BreakevenSettings
 from draftsmith.breakeven.summary import summarise
 from draftsmith.engines.registry import engine_for
-from draftsmith.errors import UsageError
 from draftsmith.job import Job, Plan
 from draftsmith.manifest import atomic_write_json
 from draftsmith.measure.launching import engine_starter, launch_for
@@ -27,6 +26,7 @@ LAUNCH_S, MEASURE_S = 28.0, 20.0  # seen on two CPU cores with a 135 M target
 
 
 def plan(settings: BreakevenSettings, job: Job) -> Plan:
+    """Launches and time."""
     launches = settings.replicates * (1 + len(settings.depths))
     return Plan(launches=launches, seconds=launches * (LAUNCH_S + MEASURE_S), note=f"depths {list(settings.depths)}, random-weight drafter")
 
@@ -52,14 +52,6 @@ def plan_workload(settings: BreakevenSettings, prompts: Sequence[Prompt]) -> Wor
     return make_workload(Deck(prompts, settings.seed), shapes, settings.canary_tokens, ignore_eos=True)
 
 
-def check_settings(settings: BreakevenSettings) -> None:
-    """Raises UsageError for lists that cannot be meant."""
-    for name in ("depths", "concurrency"):
-        values = getattr(settings, name)
-        if min(values) < 1 or len(set(values)) != len(values):
-            raise UsageError(f"breakeven.{name} is {list(values)}; expected different numbers from 1 up")
-
-
 def measure(settings: BreakevenSettings, job: Job, start: Starter, model: str, prompts: Sequence[Prompt]) -> dict[str, Any]:
     """All launches that are still missing, then the summary."""
     folder = job.folder(NAME)
@@ -72,7 +64,6 @@ def measure(settings: BreakevenSettings, job: Job, start: Starter, model: str, p
 
 def run(settings: BreakevenSettings, job: Job) -> dict[str, Any]:
     """Measure and write summary.json. Raises EnvironmentFailed when an engine dies, InvalidMeasurement when a figure is missing."""
-    check_settings(settings)
     folder = job.folder(NAME)
     engine, python = engine_for(job.engine)
     write_drafter(job, folder / DRAFTER, settings.seed)
