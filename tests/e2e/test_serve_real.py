@@ -157,13 +157,13 @@ def test_a_start_that_fails_says_why(case: str, target: Path, tmp_path: Path) ->
     launch, cause, hint = Launch("baseline", target, FLAGS, ENV), "", ""
     if case == "too large a cache":
         launch = launch.with_(env={"VLLM_CPU_KVCACHE_SPACE": "900000"})
-        cause, hint = "KV_CAUSE", "VLLM_CPU_KVCACHE_SPACE"
+        cause, hint = "is less than requested memory for kv (900000.0 GiB)", "VLLM_CPU_KVCACHE_SPACE"
     elif case == "missing weights":
         launch = launch.with_(target=without_weights(target, tmp_path / "target"))
         cause, hint = f"Cannot find any model weights with `{tmp_path / 'target'}`", "no weight files"
     else:
         engine = Limited()
-        cause, hint = "MEM_CAUSE", "ulimit"
+        cause, hint = "can't allocate memory: you tried to allocate 10", "ulimit"
     with (
         pytest.raises(EnvironmentFailed) as caught,
         start(engine, python, launch, tmp_path / "log", READY_TIMEOUT_S),

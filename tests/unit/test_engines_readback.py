@@ -17,6 +17,7 @@ from draftsmith.engines.sglang.engine import SGLang
 from draftsmith.engines.vllm.engine import VLLM
 
 LOG = (Path(__file__).parents[1] / "data" / "logs" / "vllm-0.32.0" / "up.log").read_text()
+PAGES = Path(__file__).parents[1] / "data" / "pages"
 TARGET, DRAFTER = Path("/models/target"), Path("/models/drafter")
 FLAGS = {"max-model-len": 1024, "max-num-seqs": 64, "max-num-batched-tokens": 8192, "enforce-eager": True, "dtype": "bfloat16"}
 METRICS = 'vllm:cache_config_info{block_size="128",cache_dtype="auto",engine="0",gpu_memory_utilization="0.92"} 1.0\n'
@@ -95,6 +96,23 @@ def test_sglang_tells_every_resolved_argument() -> None:
         "max_running_requests: 64 was asked for, 48 is in effect",
         "page_size: 1 was asked for, 16 is in effect",
     ]
+
+
+def test_real_pages_agree_with_the_launch_that_made_them() -> None:
+    pages = {
+        "/server_info?config_format=json": (PAGES / "vllm-0.32.0-server_info.json").read_text(),
+        "/metrics": (PAGES / "vllm-0.32.0-metrics.txt").read_text(),
+    }
+    found = VLLM().effective("", pages)
+    asked = {"max_num_seqs": "4", "max_num_batched_tokens": "2048", "max_model_len": "512", "depth": "3", "enforce_eager": "True"}
+    assert set(asked) < set(found) and changed_settings(asked, found) == []
+    assert changed_settings({**asked, "max_num_seqs": "8"}, found) == ["max_num_seqs: 8 was asked for, 4 is in effect"]
+    flags = {"attention-backend": "torch_native", "disable-overlap-schedule": True, "dtype": "auto", "device": "cpu", "tp": 1}
+    sglang = SGLang().effective("", {"/server_info": (PAGES / "sglang-0.5.23-server_info.json").read_text()})
+    assert sglang["max_running_requests"] == "4096"  # the argument was not given; the scheduler's own limit is told
+    assert changed_settings(SGLang().requested(Launch("baseline", TARGET, flags)), sglang) == []
+    capped = SGLang().requested(Launch("baseline", TARGET, {**flags, "max-running-requests": 8192}))
+    assert changed_settings(capped, sglang) == ["max_running_requests: 8192 was asked for, 4096 is in effect"]
 
 
 def test_variants_and_spellings_agree() -> None:

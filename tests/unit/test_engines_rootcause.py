@@ -54,6 +54,18 @@ def test_information_and_warnings_kill_nobody() -> None:
     assert find_cause(log, "vllm")[0] == "ValueError: the real one"
 
 
+def test_a_module_that_sglang_can_do_without_is_no_cause() -> None:
+    """A line of 0.5.23's start that went well."""
+    log = "Ignore import error when loading sglang.srt.models.inkling: No module named 'cutlass'\nRuntimeError: the real one\n"
+    assert find_cause(log, "sglang")[0] == "RuntimeError: the real one"
+
+
+def test_a_lost_worker_counts_only_when_nothing_tells_more() -> None:
+    lost = "(EngineCore pid=2) ERROR 11-29 19:28:10 [m.py:1] Worker proc VllmWorker-0 died unexpectedly (exit code: None), shutting down.\n"
+    assert find_cause(lost + "RuntimeError: Executor failed.\n", "vllm")[0].startswith("Worker proc VllmWorker-0 died unexpectedly")
+    assert find_cause("ValueError: no such thing\n" + lost, "vllm")[0] == "ValueError: no such thing"
+
+
 def test_a_line_of_code_is_no_cause() -> None:
     log = (
         'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    raise OSError("Address already in use")\nValueError: other\n'

@@ -53,6 +53,21 @@ def test_phases_of_a_real_vllm_start(tmp_path: Path) -> None:
     ]
 
 
+def test_phases_of_a_real_sglang_start(tmp_path: Path) -> None:
+    text = (LOGS / "sglang-0.5.23" / "up.log").read_text()
+    assert told_phases("sglang", text, tmp_path, 40) == [
+        "start of the process",
+        "arguments",
+        "processes",
+        "weights",
+        "weights 0/1",
+        "weights 1/1",
+        "KV pool",
+        "HTTP server",
+        "warm-up",
+    ]
+
+
 GPU_LINES = (
     "(Worker pid=2) INFO 11-29 15:11:20 [gpu_model_runner.py:1] Starting to load model /m...\n"
     "Loading safetensors checkpoint shards:  50% Completed | 2/4 [00:01<00:01,  1.0it/s]\r"

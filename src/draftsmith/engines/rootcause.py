@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 TABLE = Path(__file__).with_name("causes.yaml")
-NOTHING: Mapping[str, list] = {"causes": [], "wrappers": []}  # an engine without a table of its own
 LONGEST = 500  # characters of a cause line that are shown
 
 
@@ -27,6 +27,7 @@ class Cause:
     kind: str
     pattern: re.Pattern[str]
     hint: str
+    last: bool = False  # only when no exception tells more
 
 
 @dataclass(frozen=True)
@@ -40,23 +41,27 @@ class Line:
 @cache
 def causes(engine: str) -> tuple[Cause, ...]:
     """The engine's own causes, then those of all engines."""
-    tables = yaml.safe_load(TABLE.read_text())
-    rows = [*tables.get(engine, NOTHING)["causes"], *tables["common"]["causes"]]
-    return tuple(Cause(row["kind"], re.compile(row["pattern"]), row["hint"]) for row in rows)
+    rows = rows_of(engine, "causes")
+    return tuple(Cause(row["kind"], re.compile(row["pattern"]), row["hint"], row.get("last", False)) for row in rows)
 
 
 @cache
-def wrappers(engine: str) -> tuple[re.Pattern[str], ...]:
-    """Exceptions that only say that another process failed."""
+def patterns(engine: str, part: str) -> tuple[re.Pattern[str], ...]:
+    """`wrappers`: exceptions that only say that another process failed. `harmless`: lines that are no death."""
+    return tuple(re.compile(pattern) for pattern in rows_of(engine, part))
+
+
+def rows_of(engine: str, part: str) -> list[Any]:
+    """One part of the engine's table, and the same of all engines."""
     tables = yaml.safe_load(TABLE.read_text())
-    return tuple(re.compile(pattern) for pattern in [*tables.get(engine, NOTHING)["wrappers"], *tables["common"]["wrappers"]])
+    return [*tables.get(engine, {}).get(part, []), *tables["common"][part]]
 
 
 # what engines print in front of a log line: "(EngineCore pid=12) ERROR 11-29 15:11:20 [core.py:1] ", "[2026-11-29 15:11:20 TP0] "
 PREFIX = re.compile(
     r"^(?:\([^)]*pid=\d+\) ?)*"
     r"(?:(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)\s+\d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] ?|(?P<web>INFO|WARNING|ERROR): +)?"
-    r"(?:\[\d{4}-\d\d-\d\d [^\]]*\] ?)?"
+    r"(?:\[\d{4}-\d\d-\d\d [^\]]*\] ?(?:(?P<web2>INFO|WARNING|ERROR): +)?)?"
 )
 EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*)?(?:Error|Exception|Interrupt|Exit|Failure)\b(?::.*)?$")
 INLINE = re.compile(r"^(?:Scheduler hit an exception|Initialization failed\. warmup error): (Traceback .*)$")
@@ -80,7 +85,7 @@ def read_lines(log_text: str) -> list[Line]:
     for line in re.split(r"[\r\n]", log_text):
         match = PREFIX.match(line)
         assert match is not None
-        level = match["level"] or match["web"]
+        level = match["level"] or match["web"] or match["web2"]
         text = INLINE.sub(r"\1", line[match.end() :].rstrip())
         found.append(Line(text, level in ("DEBUG", "INFO", "WARNING")))
     return found
@@ -93,22 +98,33 @@ def find_cause(log_text: str, engine: str) -> tuple[str, str]:
     the last line that says something. The first exception is the root: later ones report it upwards.
     """
     lines = read_lines(log_text)
-    for cause in causes(engine):
-        for number, line in enumerate(lines):
-            match = None if line.quiet or CODE.match(line.text) else cause.pattern.search(line.text)
-            if match:
-                groups = {name: value or "" for name, value in match.groupdict().items()}
-                return groups.get("cause") or shown(lines, number), cause.hint.format(**groups)
+    if found := known_cause(lines, engine, last=False):
+        return found
     said = [number for number, line in enumerate(lines) if line.text.strip() and not is_wrapper(line.text, engine)]
     thrown = [number for number in said if EXCEPTION.match(lines[number].text)]
     roots = [number for number in thrown if not (LOOKUPS.match(lines[number].text) and is_handled(lines, number, thrown))]
     for number in roots:
         return shown(lines, number), flags_hint(lines, number) or "see the log for the whole traceback"
-    return (lines[said[-1]].text.strip()[:LONGEST] if said else "the log is empty"), "see the log"
+    if found := known_cause(lines, engine, last=True):
+        return found
+    spoken = [number for number in said if not CODE.match(lines[number].text)]
+    return (lines[spoken[-1]].text.strip()[:LONGEST] if spoken else "the log is empty"), "see the log"
+
+
+def known_cause(lines: Sequence[Line], engine: str, last: bool) -> tuple[str, str] | None:
+    """The first cause of the tables that a line of the log shows."""
+    harmless = patterns(engine, "harmless")
+    for cause in causes(engine):
+        for number, line in enumerate(lines) if cause.last == last else ():
+            match = None if line.quiet or CODE.match(line.text) else cause.pattern.search(line.text)
+            if match and not any(pattern.search(line.text) for pattern in harmless):
+                groups = {name: value or "" for name, value in match.groupdict().items()}
+                return groups.get("cause") or shown(lines, number), cause.hint.format(**groups)
+    return None
 
 
 def is_wrapper(text: str, engine: str) -> bool:
-    return any(pattern.search(text) for pattern in wrappers(engine))
+    return any(pattern.search(text) for pattern in patterns(engine, "wrappers"))
 
 
 def is_handled(lines: Sequence[Line], number: int, thrown: Sequence[int]) -> bool:
