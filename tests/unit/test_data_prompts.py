@@ -82,7 +82,7 @@ def test_categories_are_those_of_one_service() -> None:
 
 
 def test_an_unknown_category_is_named() -> None:
-    with pytest.raises(UsageError, match=r"there is no cod$") as error:
+    with pytest.raises(UsageError, match=r"there is no cod\n") as error:
         choose_written(Mix.of(DataSettings(written=1)), "prompt", 0, ("cod",))
     assert "code" in error.value.hint
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -122,11 +123,19 @@ def test_variants_and_spellings_agree() -> None:
     assert changed_settings({"load_format": "dummy"}, {"load_format": "auto"}) != []
 
 
+def settled_environment(child: subprocess.Popen) -> dict[str, str]:
+    """The variables of a new process; for a moment after its start the kernel shows none."""
+    deadline = time.monotonic() + 10
+    while (found := environment_of(child.pid)) is None:
+        assert time.monotonic() < deadline
+    return found
+
+
 def test_variables_of_a_real_process() -> None:
     env = {**os.environ, "NCCL_ALGO": "Ring", "VLLM_API_KEY": "sk-secret"}
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env=env) as child:
-        found = environment_of(child.pid)
-        assert found is not None and found["NCCL_ALGO"] == "Ring"
+        found = settled_environment(child)
+        assert found["NCCL_ALGO"] == "Ring"
         assert changed_variables({"NCCL_ALGO": "Ring"}, [child.pid], "vllm") == []
         [said] = changed_variables({"NCCL_ALGO": "Tree", "VLLM_API_KEY": "sk-secret"}, [child.pid], "vllm")
         assert said.startswith("NCCL_ALGO: 'Tree' was set, ") and said.endswith(f"(pid {child.pid}) has 'Ring'")
@@ -136,6 +145,23 @@ def test_variables_of_a_real_process() -> None:
         assert len(changed_variables({"OMP_NUM_THREADS": "7"}, [child.pid], "sglang")) == 1
         child.kill()
     assert environment_of(child.pid) is None and changed_variables({"NCCL_ALGO": "Tree"}, [child.pid], "vllm") == []
+
+
+def test_a_list_of_folders_may_grow_but_not_lose() -> None:
+    """torch's compile workers under SGLang 0.5.17 get their parent's import path behind the given PYTHONPATH."""
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": "/kit:/usr/lib/python312.zip", "LD_LIBRARY_PATH": "/front:/b"}
+    with subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"], env=env) as child:
+        settled_environment(child)
+        for name, planned, differs in (
+            ("PYTHONPATH", "/kit", False),
+            ("PYTHONPATH", "/kit:/other", True),
+            ("LD_LIBRARY_PATH", "/b", False),
+            ("LD_LIBRARY_PATH", "/b:/front", True),
+        ):
+            assert bool(changed_variables({name: planned}, [child.pid], "sglang")) == differs, (name, planned)
+        [said] = changed_variables({"NCCL_ALGO": "Ring"}, [child.pid, child.pid], "sglang")
+        assert said.endswith("lacks it (as 1 more do)")
+        child.kill()
 
 
 def test_what_is_planned_includes_what_the_caller_had() -> None:

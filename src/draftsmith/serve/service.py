@@ -24,7 +24,7 @@ from draftsmith.engines.registry import ENGINES
 from draftsmith.engines.secrets import MASK, exposure, masked, masked_argv
 from draftsmith.engines.server import Server, tail, wait_ready
 from draftsmith.engines.startup import Startup, title
-from draftsmith.errors import UsageError
+from draftsmith.errors import EnvironmentFailed, UsageError
 from draftsmith.job import Talk
 from draftsmith.serve import records, systemd
 from draftsmith.serve.http import answer, fetch
@@ -161,8 +161,11 @@ def status(record: Record) -> dict[str, Any]:
         found |= {"systemd": service, "journal": systemd.journal(str(record.unit), record.user_unit)}
     pids = tree(record.pid or (service or {}).get("MainPID") or 0) if alive else []
     if alive and answered == 200:
-        found["changed"] = changed(record, log_text(record, found), pids)
-        found["state"] = "changed" if found["changed"] else "healthy"
+        try:
+            found["changed"] = changed(record, log_text(record, found), pids)
+            found["state"] = "changed" if found["changed"] else "healthy"
+        except EnvironmentFailed as error:  # it is just going away
+            found |= {"state": "unhealthy", "health": error.message, "phase": phase(record, found)}
     elif alive:
         ready = record.ready_s is not None or (service or {}).get("ActiveState") == "active"
         found |= {"state": "unhealthy" if ready else "starting", "phase": phase(record, found)}

@@ -56,7 +56,7 @@ class Anything:
 class Package(types.ModuleType):
     """A module whose every name is Anything."""
 
-    __path__ = ()
+    __path__: list[str] = []
     __version__ = "0"
 
     def __getattr__(self, name: str) -> Any:
