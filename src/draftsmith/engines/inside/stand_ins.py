@@ -21,7 +21,30 @@ from typing import Any
 NOT_THERE = {"active"}  # triton.runtime.driver.active: there is no driver, and asking for it fails as it would
 
 
-class Anything:
+def named(name: str) -> Any:
+    """What a name of a stand-in is: a class when it is spelled like one, else Anything."""
+    if name.startswith("__") or name in NOT_THERE:
+        raise AttributeError(name)
+    return Kind(name, (Anything,), {}) if name.lstrip("_")[:1].isupper() and not name.isupper() else Anything()
+
+
+class Kind(type):
+    """A class of a stand-in; it too has every name."""
+
+    def __getattr__(cls, name: str) -> Any:
+        return named(name)
+
+    def __getitem__(cls, key: object) -> Any:
+        return cls
+
+    def __iter__(cls) -> Iterator[Any]:
+        return iter(())
+
+    def __len__(cls) -> int:
+        return 0
+
+
+class Anything(metaclass=Kind):
     """Called, subscripted, subclassed or asked for an attribute it gives another one; as a decorator it gives back the function."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -31,9 +54,7 @@ class Anything:
         return args[0] if len(args) == 1 and callable(args[0]) and not kwargs else Anything()
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in NOT_THERE:
-            raise AttributeError(name)
-        return Anything()
+        return named(name)
 
     def __getitem__(self, key: object) -> Any:
         return Anything()
@@ -44,10 +65,16 @@ class Anything:
     def __len__(self) -> int:
         return 0
 
+    def __or__(self, other: object) -> Any:
+        return Anything()
+
+    __ror__ = __or__  # in a type: X | None
+
     def __mro_entries__(self, bases: tuple[object, ...]) -> tuple[type, ...]:
         return (object,)
 
-    def __get_pydantic_core_schema__(self, source: object, handler: object) -> Any:
+    @staticmethod
+    def __get_pydantic_core_schema__(*about: object) -> Any:
         from pydantic_core import core_schema
 
         return core_schema.any_schema()  # as the type of a field
@@ -60,9 +87,7 @@ class Package(types.ModuleType):
     __version__ = "0"
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return Anything()
+        return named(name)
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -98,6 +123,20 @@ def torchvision_operators() -> None:
     for name in ("nms", "qnms"):
         library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     KEPT.append(library)
+
+
+def kernels_not_there(packages: Sequence[str]) -> None:
+    """What an engine registers about operators of a stand-in is dropped: torch has no such operators."""
+    import torch
+
+    real = torch.library.register_fake
+
+    def register_fake(operator: Any, function: Any = None, /, **kwargs: Any) -> Any:
+        if isinstance(operator, str) and operator.split("::")[0] in packages:
+            return function if function is not None else lambda given: given
+        return real(operator, function, **kwargs)
+
+    torch.library.register_fake = register_fake
 
 
 KEPT: list[object] = []  # a library of operators is gone with its object
