@@ -57,7 +57,7 @@ def option_of(source: Source, call: ast.Call, owners: dict[str, str], fields: di
 
 def by_type(source: Source, annotation: ast.expr) -> Option:
     """A switch with a --no- form for bool, choices of a Literal, several words for a list, else one value."""
-    names = {name_of(node) for node in ast.walk(annotation)}
+    names = {name_of(node) for node in ast.walk(annotation) if isinstance(node, ast.expr)}
     choices = chosen(source, annotation)
     if "bool" in names and not names & {"dict", "str"} and not choices:
         return {"value": False, "type": "bool", "choices": None, "negatable": True}

