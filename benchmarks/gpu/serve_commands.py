@@ -50,8 +50,8 @@ class Session:
             ended, output, errors = 124, str(late.stdout or ""), str(late.stderr or "")
         right = ended == code and bool(re.search(must_say, output + errors))
         step = {"what": what, "words": words, "exit_code": ended, "expected": code, "right": right}
-        step |= {"seconds": round(time.perf_counter() - started, 2), "stdout": output[-6000:], "stderr": errors[-3000:]}
-        self.steps.append(step)
+        step |= {"seconds": round(time.perf_counter() - started, 2), "stdout": output, "stderr": errors[-3000:]}
+        self.steps.append({**step, "stdout": output[-6000:]})
         print(f"{'ok   ' if right else 'WRONG'} {step['seconds']:7.2f} s  {what}: exit {ended}", flush=True)
         self.write()
         return step
@@ -70,7 +70,7 @@ def healthy(session: Session) -> None:
     session.start("start with the drafter", "--trace-dir", str(session.out / "traces"))
     status = session.run("status", "serve", "status", "gpu", "--json", must_say="healthy")
     session.run("phases", "serve", "logs", "gpu", "--phase", must_say=".")
-    session.run("the name is taken", "serve", "start", session.recipe, "--drafter", session.drafter, "--name", "gpu", code=4)
+    session.run("the name is taken", "serve", "start", session.recipe, "--drafter", session.drafter, "--name", "gpu", code=2)
     for concurrency in (1, 8):
         words = ("--concurrency", str(concurrency), "--requests", str(2 * concurrency), "--output-tokens", "128", "--json")
         session.run(f"profile at {concurrency}", "serve", "profile", "gpu", *words, must_say="round_ms")
