@@ -55,7 +55,7 @@ def wrapped(sentence: str, label: str, width: int) -> list[str]:
 def settings(resolution: Resolution) -> str:
     """requested | effective, one setting a line; empty when there is no speculation at all."""
     effective = resolution.effective
-    names = list(dict.fromkeys([*resolution.requested, *(effective or {})]))
+    names: list[str] = list(dict.fromkeys([*resolution.requested, *(effective or {})]))
     if not resolution.requested and not any((effective or {}).values()):
         return ""
     rows = [
