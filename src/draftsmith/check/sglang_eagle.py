@@ -116,14 +116,14 @@ def adaptive(case: Case, steps: int | None, topk: int | None, tokens: int | None
         return steps, topk, tokens
     if case.version < Version("0.5.14"):
         return steps, topk, tokens
-    options = at(table("sglang")["adaptive_steps"], case.version)
+    options: list[int] = at(table("sglang")["adaptive_steps"], case.version)
     if case.args.has("speculative-adaptive-config"):
-        return (steps, 1, None if steps is None else steps + 1) if steps is not None else (None, None, None)
-    steps = int(options[len(options) // 2]) if steps is None else steps
-    if steps not in options:
+        return (None, None, None) if steps is None else (steps, 1, steps + 1)
+    chosen = options[len(options) // 2] if steps is None else steps
+    if chosen not in options:
         why = f"SGLang stops: ValueError, the built-in configuration adapts between {', '.join(map(str, options))}"
-        case.stop("DS440", f"--speculative-adaptive with steps {steps}", why, f"--speculative-num-steps {options[-1]}")
-    return steps, 1, steps + 1
+        case.stop("DS440", f"--speculative-adaptive with steps {chosen}", why, f"--speculative-num-steps {options[-1]}")
+    return chosen, 1, chosen + 1
 
 
 def tree(case: Case, topk: int) -> None:
