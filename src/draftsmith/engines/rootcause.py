@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 TABLE = Path(__file__).with_name("causes.yaml")
+UNTOLD = "see the log"  # the hint when the log names no cause
 LONGEST = 500  # characters of a cause line that are shown
 
 
@@ -108,7 +109,7 @@ def find_cause(log_text: str, engine: str) -> tuple[str, str]:
     if found := known_cause(lines, engine, last=True):
         return found
     spoken = [number for number in said if not CODE.match(lines[number].text)]
-    return (lines[spoken[-1]].text.strip()[:LONGEST] if spoken else "the log is empty"), "see the log"
+    return (lines[spoken[-1]].text.strip()[:LONGEST] if spoken else "the log is empty"), UNTOLD
 
 
 def known_cause(lines: Sequence[Line], engine: str, last: bool) -> tuple[str, str] | None:

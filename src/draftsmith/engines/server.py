@@ -16,7 +16,7 @@ from draftsmith.engines.flags import fixed_port
 from draftsmith.engines.process import EngineProcess
 from draftsmith.engines.protocol import Engine, Launch
 from draftsmith.engines.readback import changed_settings, changed_variables, planned_variables
-from draftsmith.engines.rootcause import read_lines
+from draftsmith.engines.rootcause import UNTOLD, read_lines
 from draftsmith.engines.secrets import exposure, refuse_secret_flags
 from draftsmith.engines.startup import Motion, Startup, doing
 from draftsmith.errors import CheckFailed, EnvironmentFailed
@@ -132,7 +132,7 @@ class Server:
         if killed := self.process.oom_kills():
             cause = f"the kernel killed {killed} process{'es' if killed > 1 else ''} of this machine for lack of memory ({cause})"
             hint = "lower the cache size or stop other work"
-        elif status == 128 + 9:
+        elif status == 128 + 9 and hint == UNTOLD:  # SGLang kills itself with this signal after it has said why
             hint = "killed from outside, perhaps for lack of memory: lower the cache size or stop other work"
         raise EnvironmentFailed(f"{self.engine.name} died ({how}) in {self.startup}: {cause}", hint=f"{hint}; log: {self.log}")
 
