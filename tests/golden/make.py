@@ -15,20 +15,24 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from packaging.version import Version
 
 from draftsmith.engines import environments, resolution
 from draftsmith.engines.environments import FAMILIES
 
 HERE = Path(__file__).resolve().parent
 CONFIGS = HERE / "configs"
-PLACES = re.compile(r"/(?:[\w.@+-]+/)+")  # folders of this machine in a message; the last part of a path stays
+NOISE = re.compile(r"generation config|pool-handle caching|torchao|libnuma|Triton is", re.I)  # not about the arguments
+PLACES = re.compile(
+    rf"{re.escape(str(CONFIGS))}/|/\S*/site-packages/| at 0x[0-9a-f]+| \[type=[^\0]*"
+)  # of this machine, or pydantic's chatter
 
 
-def read_cases(family: str) -> tuple[list[dict[str, Any]], frozenset[str]]:
-    """The cases of a family, $words put in, argv split as a shell does; and the names of the effective fields to keep."""
+def read_cases(family: str, version: str) -> tuple[list[dict[str, Any]], frozenset[str]]:
+    """The cases for a version, $words put in, argv split as a shell does; and the names of the effective fields to keep."""
     document = yaml.safe_load((HERE / f"{family}.yaml").read_text())
     cases = []
-    for case in document["cases"]:
+    for case in (case for case in document["cases"] if Version(case.get("since", "0")) <= Version(version)):
         argv = shlex.split(string.Template(case["argv"]).substitute(document["words"]))
         cases.append({"drafter": None, "env": {}, "gpu": "cpu" if family == "vllm" else "h100", **case, "argv": argv})
     return cases, frozenset(document["kept"].split())
@@ -42,7 +46,7 @@ def asked(case: Mapping[str, Any]) -> resolution.Case:
 
 def outcome(answer: Mapping[str, Any], kept: frozenset[str]) -> dict[str, Any]:
     """What is committed of an answer: fields that matter and are not None, no folders of this machine."""
-    said = [tidy(line) for line in answer["said"]]
+    said = [tidy(line) for line in answer["said"] if not NOISE.search(line)]
     if "error" in answer:
         error = answer["error"]
         return {"error": {"type": error["type"], "message": tidy(error["message"])}, "said": said}
@@ -55,7 +59,7 @@ def outcome(answer: Mapping[str, Any], kept: frozenset[str]) -> dict[str, Any]:
 
 
 def tidy(text: str) -> str:
-    """Without the folders of this machine, and of one line's length."""
+    """Without the folders of this machine and the chatter of pydantic, and of a bearable length."""
     return PLACES.sub("", text)[:600]
 
 
@@ -63,7 +67,7 @@ def make(name_version: str) -> dict[str, Any]:
     """The golden document of one engine version. Raises EnvironmentFailed when it is not there or does not run."""
     package, version = environments.split(name_version)
     family = FAMILIES[package]
-    cases, kept = read_cases(family)
+    cases, kept = read_cases(family, version)
     found = resolution.resolve_all(environments.check_python(name_version), family, [asked(case) for case in cases])
     answered = [
         {key: case[key] for key in ("name", "target", "drafter", "argv", "env", "gpu")} | {"outcome": outcome(answer, kept)}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from packaging.version import Version
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 FILES = sorted(GOLDEN.glob("*.json"))
@@ -24,7 +25,8 @@ def test_a_file_answers_every_case_of_its_family(path: Path) -> None:
     assert path.stem == f"{document['engine']}-{document['version']}"
     assert document["made"] in ("ran", "read") and {document["engine"], "torch", "transformers"} <= set(document["tools"])
     asked = yaml.safe_load((GOLDEN / f"{document['engine']}.yaml").read_text())
-    assert [case["name"] for case in document["cases"]] == [case["name"] for case in asked["cases"]]
+    due = [case["name"] for case in asked["cases"] if Version(case.get("since", "0")) <= Version(document["version"])]
+    assert [case["name"] for case in document["cases"]] == due
     for case in document["cases"]:
         problems = malformed(case, frozenset(asked["kept"].split()))
         assert problems == [], case["name"]
@@ -40,6 +42,8 @@ def malformed(case: dict[str, Any], kept: frozenset[str]) -> list[str]:
         found.append("an error is a type and a message")
     if outcome.get("error", {}).get("type") in ("Died", "ModuleNotFoundError", "ImportError", "NameError"):
         found.append(f"a fault of the asking, not an answer: {outcome['error']}")
+    if "failed to be inspected" in outcome.get("error", {}).get("message", ""):
+        found.append("vLLM could not import the model's class there")
     found += [name for name in outcome.get("effective", {}) if name not in kept]
     text = json.dumps(case)
     return found + [word for word in ("/root", "/tmp", "/home") if word in text]

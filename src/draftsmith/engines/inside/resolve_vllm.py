@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import json
 from importlib import metadata
 from typing import Any
@@ -59,6 +60,7 @@ def speculative(config: Any) -> dict[str, Any]:
     return found
 
 
+@functools.cache
 def parser() -> argparse.ArgumentParser:
     """The engine's; that of the server has more options and no other meaning."""
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -97,6 +99,7 @@ def main() -> None:
     import vllm.engine.arg_utils
     import vllm.utils.argparse_utils  # noqa: F401
 
+    parser()  # a second of work that no case has to repeat
     cases.answer_all(solve, "vllm", tools)
 
 
