@@ -27,11 +27,11 @@ LATER = {"DS356", "DS411", "DS413", "DS416", "DS417", "DS439", "DS443", "DS452",
 # Where the rules and the engine still differ, and why. A rule that is mended must leave this list: the test demands that these differ.
 GAPS = {
     "steps 0": "the engine's resolution lets it pass, the rules refuse it and show no effective values",
-    "pipeline parallelism with EAGLE3": "the engine's resolution lets it pass (it stops when the workers start); the rules show no effective values",
+    "pipeline parallelism with EAGLE3": "the engine's resolution lets it pass (it stops later); the rules show no effective values",
     "sglang-0.5.12: NEXTN on a hybrid": "no rule yet for the radix cache of hybrid targets without an extra buffer",
     "vllm-0.32.0: an EAGLE-1 head as eagle": "no rule yet: the class LlamaForCausalLMEagle is SGLang's name, vLLM refuses it",
     "vllm-0.32.0: shortcuts": "--spec-model is added by the generator and not by this test",
-    "vllm-0.32.0: mtp on a hybrid": "the check-only environment lacks what inspecting this target's class imports: not a property of the flags",
+    "vllm-0.32.0: mtp on a hybrid": "the check-only environment cannot import this class: nothing that flags say",
     "vllm-0.32.0: suffix": "an optional package that only the environment knows of",
     "vllm-0.32.0: runner V2 asked for": "no rule yet: the CPU build has no runner V2",
 }

@@ -16,7 +16,7 @@ import tempfile
 import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 NOT_THERE = {"active"}  # triton.runtime.driver.active: there is no driver, and asking for it fails as it would
 
@@ -83,7 +83,6 @@ class Anything(metaclass=Kind):
 class Package(types.ModuleType):
     """A module whose every name is Anything."""
 
-    __path__: ClassVar[list[str]] = []
     __version__ = "0"
 
     def __getattr__(self, name: str) -> Any:
