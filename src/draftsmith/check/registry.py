@@ -10,6 +10,9 @@ from draftsmith.check.tapping import ANY_NUMBER_SINCE
 from draftsmith.findings import Finding
 
 ENGINE = {"sglang": "SGLang", "vllm": "vLLM"}
+# SGLang's names; vLLM puts Eagle in front of a plain class name and refuses these (seen in 0.32.0)
+SGLANG_EAGLE = ("LlamaForCausalLMEagle", "Qwen2ForCausalLMEagle", "MistralForCausalLMEagle")
+SEEN = Version("0.32.0")
 WHOLE_MODELS = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM")
 
 
@@ -34,6 +37,12 @@ def class_findings(subject: Subject, head: Head) -> list[Finding]:
             return []
         evidence = f"{head.architecture} is in {engine}'s registry since {since}, this is {version}"
         return [Finding("DS333", "error", evidence, "the engine stops: it has no class for the drafter", f"use {engine} {since} or newer")]
+    sglangs = head.architecture.removeprefix("Eagle")
+    if subject.family == "vllm" and sglangs in SGLANG_EAGLE:
+        evidence = f"{sglangs} is a class of SGLang"
+        fix = f"write architectures: [{sglangs.removesuffix('Eagle')}]: vLLM puts Eagle in front"
+        sure = "error" if version >= SEEN else "warning"
+        return [Finding("DS333", sure, evidence, "vLLM stops: the architecture is not supported", fix)]
     if head.method == "eagle" and not is_whole_model(subject, head):
         return []  # MTP modules and other heads of a target's own family: each engine maps many names
     if not subject.drafter or not (subject.drafter.get("architectures") or head.config.get("architectures")):

@@ -35,6 +35,8 @@ def runner(case: Case, config: dict[str, Any], method: str) -> None:
     if needs and why_not:
         why = "vLLM stops, or drafts without that part: only model runner V2 has it"
         case.stop("DS457", f"{needs} on {why_not}", why, f"unset {SWITCH}, on a GPU" if not case.subject.cpu_build else "serve it on a GPU")
+    elif case.subject.cpu_build and env is True:
+        case.stop("DS457", f"{SWITCH}=1 on a CPU build", "vLLM stops: ValueError, model runner V2 requires Triton", f"unset {SWITCH}")
     elif blocks and env is True:
         case.stop("DS457", f"{SWITCH}=1 with {blocks}", "vLLM stops: model runner V2 does not have it", f"unset {SWITCH}")
     if case.version >= Version(rules["runner_v2"]["all"]):
