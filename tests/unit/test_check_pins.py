@@ -8,6 +8,8 @@ import pytest
 from drafter_folders import found
 
 from draftsmith.check.pins import pin_findings
+from draftsmith.check.stage import installed_findings
+from draftsmith.settings import EngineSettings
 
 
 @pytest.fixture
@@ -62,3 +64,15 @@ def test_a_build_tag_is_no_other_version(tmp_path: Path) -> None:
     install(tmp_path, "torch", "2.13.0")
     install(tmp_path, "numpy", "2.3.1")
     assert pin_findings(tmp_path, "vllm") == []
+
+
+def test_a_recipe_hears_of_the_pins_of_its_engine(site: Path) -> None:
+    """Through engine.python, the interpreter of an environment that somebody else made."""
+    python = site.parents[2] / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text("#!/bin/sh\n")
+    python.chmod(0o755)
+    engine = EngineSettings(name="sglang==0.5.23", python=str(python))
+    assert installed_findings(engine) == []
+    (site / "torch-2.14.1+cu130.dist-info").rename(site / "torch-2.11.0.dist-info")
+    assert [finding.code for finding in installed_findings(engine)] == ["DS220"]

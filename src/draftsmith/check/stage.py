@@ -13,6 +13,7 @@ from typing import Any
 
 from packaging.version import Version
 
+from draftsmith.check.pins import pin_findings
 from draftsmith.check.recipe_flags import WRITTEN, duplicate_findings, family, port_findings, recipe_subject
 from draftsmith.check.room import Load, Room, room_findings
 from draftsmith.check.rules import check_subject
@@ -87,18 +88,20 @@ def engine_findings(engine: EngineSettings) -> list[Finding]:
 
 
 def installed_findings(engine: EngineSettings) -> list[Finding]:
-    """Name, version, and whether the registry can find the engine's environment (a running server needs none)."""
+    """Name, version, whether the registry can find the engine's environment, and its broken pins (a running server needs none of it)."""
     from draftsmith.engines.registry import engine_for  # imports an engine's modules, needed by this rule only
 
     findings = engine_findings(engine)
     if findings or engine.url:
         return findings
     try:
-        engine_for(engine)
+        _, python = engine_for(engine)
     except EnvironmentFailed as error:
         fix = error.hint or f"draftsmith engine add {engine.name}"
         return [Finding("DS201", "error", error.message, "no stage after check can start the engine", fix)]
-    return []
+    sites = sorted(python.parent.parent.glob("lib/python3*/site-packages"))
+    broken = [finding for site in sites for finding in pin_findings(site, family(parse_engine(engine.name)[0]))]
+    return [finding for finding in broken if finding.severity != "info"]  # our own environments leave out what is not needed
 
 
 def machine(run: Path) -> Room:
