@@ -62,7 +62,7 @@ class Source:
         return UNKNOWN
 
 
-def name_of(node: ast.expr | None) -> str:
+def name_of(node: ast.AST | None) -> str:
     """`BooleanOptionalAction` for argparse.BooleanOptionalAction, "" for anything without a name."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 

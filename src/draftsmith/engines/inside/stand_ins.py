@@ -83,7 +83,6 @@ class Anything(metaclass=Kind):
 class Package(types.ModuleType):
     """A module whose every name is Anything."""
 
-    __path__ = ()
     __version__ = "0"
 
     def __getattr__(self, name: str) -> Any:
