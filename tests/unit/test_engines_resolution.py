@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from types import ModuleType
 
 import pytest
 
+from draftsmith import cli
 from draftsmith.engines import environments, resolution
 from draftsmith.engines.resolution import Case
 from draftsmith.errors import EnvironmentFailed, UsageError
@@ -114,6 +116,22 @@ def test_an_engine_that_does_not_import_is_an_error_with_its_last_line(python: P
 def test_told() -> None:
     assert resolution.told({"effective": {"b": 2, "a": 1, "c": None}, "said": ["reset"]}) == "said: reset\na: 1\nb: 2"
     assert resolution.told({"error": {"type": "ValueError", "message": "no"}, "said": []}) == "refused: ValueError: no"
+
+
+def test_the_command_prints_the_answer_and_says_by_its_code_whether_it_was_refused(
+    python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.move(tmp_path / "resolve_fake.py", tmp_path / "resolve_sglang.py")
+    monkeypatch.setattr(environments, "check_python", lambda name: python)
+    (tmp_path / "config.json").write_text("{}")
+    asked = ["engine", "probe", "sglang==0.5.17", "--target", str(tmp_path), "--gpu", "cpu"]
+    assert cli.main([*asked, "--json", "--", "--steps", "3"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["effective"]["steps"] == 3 and answer["effective"]["device"] == "cpu"
+    assert cli.main([*asked, "--", "assert"]) == 4
+    assert capsys.readouterr().out.splitlines()[-1] == "refused: AssertionError: two words"
+    assert cli.main(["engine", "probe", "sglang==0.5.17", "--", "--steps", "3"]) == 2
+    assert "without a target" in capsys.readouterr().err
 
 
 # --- stand-ins ---------------------------------------------------------------------------------------------------------
