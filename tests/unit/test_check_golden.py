@@ -29,6 +29,10 @@ GAPS = {
     "steps 0": "the engine's resolution lets it pass, the rules refuse it and show no effective values",
     "pipeline parallelism with EAGLE3": "the engine's resolution lets it pass (it stops later); the rules show no effective values",
     "sglang-0.5.12: NEXTN on a hybrid": "no rule yet for the radix cache of hybrid targets without an extra buffer",
+    "vllm-0.27.1: dflash wider than its block": "no rule yet: max-num-batched-tokens less the extra slots of max-num-seqs requests must stay above 0",
+    "vllm-0.27.1: dflash and many requests": "no rule yet: max-num-batched-tokens less the extra slots of max-num-seqs requests must stay above 0",
+    "vllm-0.27.1: pipeline parallelism": "no rule yet: NotImplementedError, the drafter's class does not support it",
+    "vllm-0.27.1: dspark on runner V1": "the engine's resolution lets it pass (0.32.0 refuses it); the rules refuse it in both",
     "vllm-0.32.0: mtp on a hybrid": "the check-only environment cannot import this class: nothing that flags say",
     "vllm-0.32.0: suffix": "an optional package that only the environment knows of",
 }

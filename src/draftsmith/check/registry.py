@@ -10,9 +10,9 @@ from draftsmith.check.tapping import ANY_NUMBER_SINCE
 from draftsmith.findings import Finding
 
 ENGINE = {"sglang": "SGLang", "vllm": "vLLM"}
-# SGLang's names; vLLM puts Eagle in front of a plain class name and refuses these (seen in 0.32.0)
+# SGLang's names; vLLM puts Eagle in front of a plain class name and refuses these (seen in 0.27.1 to 0.32.0)
 SGLANG_EAGLE = ("LlamaForCausalLMEagle", "Qwen2ForCausalLMEagle", "MistralForCausalLMEagle")
-SEEN = Version("0.32.0")
+SEEN = Version("0.27.1")
 WHOLE_MODELS = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM")
 
 
