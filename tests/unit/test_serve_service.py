@@ -41,7 +41,8 @@ def plan(
 
 
 STARTER = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background inherits an ignored SIGINT
 from pathlib import Path
 from draftsmith.engines import registry
 from draftsmith.errors import DraftsmithError
