@@ -84,7 +84,9 @@ def spelled(names: list[str], option: Option) -> dict[str, Option]:
 
 def declared(source: Source, words: Mapping[str, ast.expr], inner: ast.expr | None) -> Option:
     """One option from the keywords of add_argument or Arg, and the field's type where there is one."""
-    action = words.get("action")
+    action, more = words.get("action"), words.get("action_kwargs")
+    if isinstance(more, ast.Dict):  # SGLang hands these to add_argument beside the action
+        words = {**words, **{str(source.static(key)): value for key, value in zip(more.keys, more.values, strict=True)}}
     named = source.static(action) if isinstance(action, ast.Constant) else name_of(action)
     nargs = source.static(words["nargs"]) if "nargs" in words else None
     choices = source.static(words["choices"]) if "choices" in words else None

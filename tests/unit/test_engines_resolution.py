@@ -114,7 +114,8 @@ def test_an_engine_that_does_not_import_is_an_error_with_its_last_line(python: P
 
 
 def test_told() -> None:
-    assert resolution.told({"effective": {"b": 2, "a": 1, "c": None}, "said": ["reset"]}) == "said: reset\na: 1\nb: 2"
+    effective = {"speculative_num_steps": 2, "max_running_requests": 48, "page_size": None, "port": 30000}
+    assert resolution.told({"effective": effective, "said": ["reset"]}) == "said: reset\nmax_running_requests: 48\nspeculative_num_steps: 2"
     assert resolution.told({"error": {"type": "ValueError", "message": "no"}, "said": []}) == "refused: ValueError: no"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import tempfile
@@ -16,6 +17,10 @@ from draftsmith.engines.process import NOT_PASSED
 from draftsmith.errors import EnvironmentFailed, UsageError
 
 SCRIPTS = Path(__file__).with_name("inside")
+TOUCHED = re.compile(
+    r"^speculative[._](?!ngram|suffix)|^draft_|_context_len$|^max_(num_|running|model)|(^|_)attention_backend$|^page_size|overlap|mixed_chunk"
+    r"|^cuda_graph_max|^quantization$|^context_length|runner$|scheduling$"
+)
 IMPORT_S, CASE_S = 600, 130  # an engine's import takes seconds, minutes on an overloaded machine
 GPUS: dict[str, dict[str, Any] | None] = {  # what stands in for a GPU; None: the engine's own CPU device
     "a100": {"name": "NVIDIA A100-SXM4-80GB", "capability": [8, 0], "memory_mib": 81920, "count": 8, "cuda": "12.9"},
@@ -120,8 +125,9 @@ def ask(python: Path, family: str, document: Mapping[str, Any], env: Mapping[str
 
 
 def told(answer: Mapping[str, Any]) -> str:
-    """An answer for people: what it said, then the error, or the fields that are set."""
+    """An answer for people: what it said, then the error, or the fields that speculation touches and that are set. JSON has them all."""
     lines = [f"said: {line}" for line in answer["said"]]
     if "error" in answer:
         return "\n".join([*lines, f"refused: {answer['error']['type']}: {answer['error']['message']}"])
-    return "\n".join([*lines, *(f"{name}: {value}" for name, value in sorted(answer["effective"].items()) if value is not None)])
+    shown = {name: value for name, value in sorted(answer["effective"].items()) if value is not None and TOUCHED.search(name)}
+    return "\n".join([*lines, *(f"{name}: {value}" for name, value in shown.items())])

@@ -38,7 +38,7 @@ def resolved(args: Any) -> dict[str, Any]:
     if hasattr(args, "resolve_once"):
         args.resolve_once()
         return {name: plain(value) for name, value in args.resolved_dict().items()}
-    return {name: plain(value) for name, value in vars(args).items()}
+    return {name: plain(value) for name, value in vars(args).items() if not name.startswith("_")}
 
 
 def model_configs(args: Any, effective: dict[str, Any]) -> dict[str, Any]:
