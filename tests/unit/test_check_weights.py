@@ -7,10 +7,14 @@ import time
 from pathlib import Path
 
 import pytest
-from check_folders import codes, target
+from check_folders import LARGE, codes, job_for, target
 
+from draftsmith.check import stage
+from draftsmith.check.command import Asked, check_launch
+from draftsmith.check.settings import CheckSettings
 from draftsmith.check.weights import BadHeader, read_header, weight_findings
 from draftsmith.findings import errors
+from draftsmith.settings import EngineSettings
 
 __all__ = ["target"]
 
@@ -86,3 +90,14 @@ def test_no_weights_is_an_error_and_bin_weights_a_warning(target: Path) -> None:
     assert codes(errors(weight_findings(target))) == ["DS102"]
     (target / "pytorch_model.bin").write_bytes(b"x")
     assert codes(weight_findings(target)) == ["DS109"] and not errors(weight_findings(target))
+
+
+def test_a_broken_target_is_said_once(target: Path) -> None:
+    """By a recipe's check and by that of a launch command, which share their rules."""
+    shard = target / "model.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-4])
+    found = stage.check(CheckSettings(), job_for(target, EngineSettings(name="vllm==0.32.0")), [], LARGE)
+    assert [finding.code for finding in found].count("DS104") == 1
+    asked = Asked(engine="vllm==0.32.0", target=str(target), drafter=None)
+    document, _, code = check_launch(asked, ["vllm", "serve", str(target)])
+    assert code == 4 and [finding["code"] for finding in document["findings"]].count("DS104") == 1

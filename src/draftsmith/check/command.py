@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from draftsmith.check.inputs import Asked, make_subject
-from draftsmith.check.rules import check_subject, worst_first
+from draftsmith.check.rules import by_severity, check_subject
 from draftsmith.check.show import document, text
+from draftsmith.check.subject import Subject
+from draftsmith.check.weights import INDEX, weight_findings
 from draftsmith.errors import CheckFailed, UsageError
-from draftsmith.findings import errors
+from draftsmith.findings import Finding, errors
 
 __all__ = ["Asked", "check_launch"]
 
@@ -24,6 +26,14 @@ def check_launch(asked: Asked, words: Sequence[str]) -> tuple[dict[str, Any], st
         )
     subject, noticed = make_subject(asked, words)
     resolution = check_subject(subject)
-    resolution = dataclasses.replace(resolution, findings=worst_first([*noticed, *resolution.findings]))
+    resolution = dataclasses.replace(resolution, findings=by_severity([*noticed, *target_findings(subject), *resolution.findings]))
     failed = bool(errors(resolution.findings))
     return document(subject, resolution), text(subject, resolution), CheckFailed.exit_code if failed else 0
+
+
+def target_findings(subject: Subject) -> list[Finding]:
+    """Shards of the target that are missing or truncated, when it has weights at all (here a lone config.json is enough)."""
+    folder = subject.target_folder
+    if folder is None or not any(next(folder.glob(pattern), None) for pattern in ("*.safetensors", INDEX)):
+        return []
+    return weight_findings(folder)

@@ -163,10 +163,10 @@ def memory_findings(subject: Subject) -> list[Finding]:
     shown = "; ".join(f"{row.name} {row.bytes / GIB:.1f} GiB ({row.how})" for row in table.rows)
     evidence = f"on each of {table.shards} GPUs of {table.gpu_bytes / GIB:.1f} GiB: {shown}"
     findings = [Finding("DS514", "info", evidence, f"about {table.tokens_left:,} tokens of KV cache fit", "nothing")]
-    return findings + (weight_findings(subject, table) or fraction_findings(subject, table) or cache_findings(subject, table))
+    return findings + (fit_findings(subject, table) or fraction_findings(subject, table) or cache_findings(subject, table))
 
 
-def weight_findings(subject: Subject, table: Estimate) -> list[Finding]:
+def fit_findings(subject: Subject, table: Estimate) -> list[Finding]:
     short = table.weights / table.gpu_bytes
     if short + table.allowance / table.gpu_bytes <= 1:
         return []

@@ -10,6 +10,7 @@ from packaging.version import Version
 
 from draftsmith.check.settings import CheckSettings
 from draftsmith.check.subject import Subject
+from draftsmith.engines.flags import spelled
 from draftsmith.findings import Finding
 from draftsmith.job import Job
 from draftsmith.settings import FlagValue
@@ -45,8 +46,8 @@ TRIPLE = ("speculative-num-steps", "speculative-eagle-topk", "speculative-num-dr
 
 
 def normal(flags: Mapping[str, FlagValue]) -> dict[str, FlagValue]:
-    """Flag names without leading dashes and with dashes for underscores."""
-    return {name.lstrip("-").replace("_", "-"): value for name, value in flags.items()}
+    """Flags by the one spelling of their names."""
+    return {spelled(name): value for name, value in flags.items()}
 
 
 def family(engine: str) -> str:

@@ -6,6 +6,7 @@ A new rule is a function Subject -> findings, entered in RULES.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
 from draftsmith.check.context import context_findings
 from draftsmith.check.deployment import deployment_findings
@@ -20,20 +21,10 @@ from draftsmith.check.subject import Subject
 from draftsmith.check.switches import environment_findings, quantization_findings
 from draftsmith.check.tapping import tap_findings
 from draftsmith.check.vllm_resolve import resolve_vllm
-from draftsmith.check.weights import INDEX, weight_findings
 from draftsmith.findings import Finding
 
-
-def target_findings(subject: Subject) -> list[Finding]:
-    """Shards of the target that are missing or truncated, when it has weights at all (a lone config.json is enough for a check)."""
-    folder = subject.target_folder
-    if folder is None or not any(next(folder.glob(pattern), None) for pattern in ("*.safetensors", INDEX)):
-        return []
-    return weight_findings(folder)
-
-
 RESOLVERS = {"sglang": resolve_sglang, "vllm": resolve_vllm}
-RULES: tuple[Rule, ...] = (target_findings, ledger_findings, tap_findings, context_findings, memory_findings)
+RULES: tuple[Rule, ...] = (ledger_findings, tap_findings, context_findings, memory_findings)
 # names that are judged by a table: in a version that was not read, such an error is only likely
 BY_TABLE = frozenset({"DS415", "DS430", "DS431", "DS432", "DS435", "DS450", "DS453", "DS458", "DS459"})
 ORDER = {"error": 0, "warning": 1, "info": 2}
@@ -55,14 +46,15 @@ def resolve(subject: Subject) -> Resolution:
         resolution = dataclasses.replace(resolution, effective=None)
     if not read:
         findings = [assumed_finding(subject), *(less_sure(finding) for finding in findings)]
-    return Resolution(resolution.effective, resolution.requested, worst_first(findings))
+    return Resolution(resolution.effective, resolution.requested, by_severity(findings))
 
 
 def check_subject(subject: Subject) -> Resolution:
-    """`resolve` and the rules about target, drafter and memory."""
+    """`resolve` and the rules about drafter, taps, context and memory."""
     resolution = resolve(subject)
-    findings = [*resolution.findings, *(finding for rule in RULES for finding in rule(canonical(subject)[0]))]
-    return dataclasses.replace(resolution, findings=worst_first(findings))
+    named, _ = canonical(subject)
+    findings = [*resolution.findings, *(finding for rule in RULES for finding in rule(named))]
+    return dataclasses.replace(resolution, findings=by_severity(findings))
 
 
 def assumed_finding(subject: Subject) -> Finding:
@@ -86,5 +78,6 @@ def less_sure(finding: Finding) -> Finding:
     return dataclasses.replace(finding, severity="warning", evidence=f"{finding.evidence} (assumed: not read in this version)")
 
 
-def worst_first(findings: list[Finding]) -> list[Finding]:
+def by_severity(findings: Iterable[Finding]) -> list[Finding]:
+    """Without repeats, the worst first."""
     return sorted(dict.fromkeys(findings), key=lambda finding: ORDER[finding.severity])

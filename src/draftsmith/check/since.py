@@ -38,6 +38,7 @@ def known(names: Mapping[str, str], version: Version) -> list[str]:
     return [name for name, first in names.items() if Version(first) <= version]
 
 
+@cache
 def nearest(family: str, version: Version) -> Version:
     """The read version whose rules are applied: the newest that is not newer, else the oldest."""
     read = [Version(name) for name in table(family)["read"]]

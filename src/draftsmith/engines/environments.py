@@ -128,7 +128,9 @@ def add(name_version: str, talk: Talk | None = None, check_only: bool = False) -
     talk = talk or Talk()
     lock = lock_of(name_version, check_only)
     folder = folder_of(name_version, check_only)
-    with file_lock(home() / "engines" / ".lock", f"another `draftsmith engine add` is at work in {home()}", talk):
+    with file_lock(
+        home() / "engines" / ".lock", lambda: talk.say(f"another `draftsmith engine add` is at work in {home()}; waiting for it")
+    ):
         record = read_record(folder)
         if record is not None and record["lock_sha256"] == sha256_file(lock):
             talk.say(f"engine {name_version} is there: {folder}")
@@ -217,7 +219,7 @@ def remove(name_version: str, check_only: bool = False) -> Path:
     folder = folder_of(name_version, check_only)
     if not folder.exists():
         raise EnvironmentFailed(f"engine {name_version} is not installed ({folder})", hint="`draftsmith engine list`")
-    with file_lock(home() / "engines" / ".lock", f"another `draftsmith engine` is at work in {home()}", None):
+    with file_lock(home() / "engines" / ".lock", lambda: None):
         (folder / RECORD).unlink(missing_ok=True)  # from here on it counts as half made
         shutil.rmtree(folder)
     return folder

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from draftsmith.errors import EnvironmentFailed
-from draftsmith.job import Talk
 
 
 @contextmanager
-def file_lock(path: Path, waiting: str, talk: Talk | None) -> Iterator[None]:
-    """Hold an exclusive lock on `path`; says `waiting` when another process has it. The system frees it when the holder dies."""
+def file_lock(path: Path, when_taken: Callable[[], object]) -> Iterator[None]:
+    """Hold an exclusive lock on `path`. The system frees it when the holder dies.
+
+    when_taken is called when another process has it: it may raise; when it returns, we wait. Raises EnvironmentFailed.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("w")
@@ -23,7 +25,6 @@ def file_lock(path: Path, waiting: str, talk: Talk | None) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if talk is not None:
-                talk.say(f"{waiting}; waiting for it")
+            when_taken()
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -78,7 +78,9 @@ def fetch_target(name: str, talk: Talk | None = None) -> Path:
         raise UsageError(f"no known target {name!r}", hint=f"known: {', '.join(KNOWN)}")
     source = KNOWN[name]
     folder = home() / "models" / name
-    with file_lock(home() / "models" / ".lock", f"another `draftsmith target fetch` is at work in {home()}", talk):
+    with file_lock(
+        home() / "models" / ".lock", lambda: talk.say(f"another `draftsmith target fetch` is at work in {home()}; waiting for it")
+    ):
         if is_model(folder):
             talk.say(f"target {name} is there: {folder}")
             return folder

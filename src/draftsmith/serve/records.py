@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
 import signal
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from draftsmith.engines.home import home
+from draftsmith.engines.locking import file_lock
 from draftsmith.engines.process import start_ticks
-from draftsmith.errors import EnvironmentFailed, UsageError
+from draftsmith.errors import UsageError
 from draftsmith.manifest import atomic_write_json
 
 SCHEMA = 1
@@ -98,22 +98,14 @@ def forget(name: str) -> None:
     record_path(name).unlink(missing_ok=True)
 
 
-@contextmanager
-def only_one(name: str) -> Iterator[None]:
+def only_one(name: str) -> AbstractContextManager[None]:
     """One command at a time starts or stops a server of one name. Raises UsageError at once when another is at it."""
-    path = record_path(name).with_suffix(".lock")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("w")
-    except OSError as error:
-        raise EnvironmentFailed(f"cannot write {path}: {error.strerror}", hint="free some disk space, or set DRAFTSMITH_HOME") from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            hint = f"wait for it, or interrupt it; `draftsmith serve status {name}` shows how far it is"
-            raise UsageError(f"another command is starting or stopping the server {name}", hint=hint) from None
-        yield
+
+    def refuse() -> NoReturn:
+        hint = f"wait for it, or interrupt it; `draftsmith serve status {name}` shows how far it is"
+        raise UsageError(f"another command is starting or stopping the server {name}", hint=hint) from None
+
+    return file_lock(record_path(name).with_suffix(".lock"), refuse)
 
 
 def boot_id() -> str:

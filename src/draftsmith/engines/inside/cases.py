@@ -102,6 +102,15 @@ def in_a_child(solve: Callable[[Case], Answer], case: Case, engine: str, limit_s
     return {"error": {"type": "Died", "message": f"{name}: {' '.join(last)}".strip()}, "said": []}
 
 
+def plain(value: Any) -> Any:
+    """As JSON can hold it."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple) and all(isinstance(item, bool | int | float | str) for item in value):
+        return list(value)
+    return str(value)
+
+
 def options(parser: argparse.ArgumentParser) -> dict[str, bool | str]:
     """Every option string, and what follows it: False nothing, True one value, "optional" or "many"."""
     kinds: dict[Any, bool | str] = {0: False, None: True, "?": "optional", "*": "many", "+": "many"}

@@ -24,21 +24,12 @@ import stand_ins
 NOT_NEEDED = ("triton", "sgl_kernel", "flashinfer", "deep_gemm", "xgrammar", "outlines", "llguidance", "setproctitle", "uvloop", "cuda")
 
 
-def plain(value: Any) -> Any:
-    """As JSON can hold it."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, list | tuple) and all(isinstance(item, bool | int | float | str) for item in value):
-        return list(value)
-    return str(value)
-
-
 def resolved(args: Any) -> dict[str, Any]:
     """The arguments as the engine will use them."""
     if hasattr(args, "resolve_once"):
         args.resolve_once()
-        return {name: plain(value) for name, value in args.resolved_dict().items()}
-    return {name: plain(value) for name, value in vars(args).items() if not name.startswith("_")}
+        return {name: cases.plain(value) for name, value in args.resolved_dict().items()}
+    return {name: cases.plain(value) for name, value in vars(args).items() if not name.startswith("_")}
 
 
 def model_configs(args: Any, effective: dict[str, Any]) -> dict[str, Any]:
@@ -55,7 +46,7 @@ def model_configs(args: Any, effective: dict[str, Any]) -> dict[str, Any]:
         else:
             args.context_length = target.context_len
         draft = ModelConfig.from_server_args(args, **more)
-        found |= {"draft_context_len": draft.context_len, "draft_quantization": plain(draft.quantization)}
+        found |= {"draft_context_len": draft.context_len, "draft_quantization": cases.plain(draft.quantization)}
         found |= {"draft_architecture": draft.hf_config.architectures[0]}
     return found
 

@@ -20,15 +20,6 @@ from typing import Any
 import cases
 
 
-def plain(value: Any) -> Any:
-    """As JSON can hold it."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, list | tuple) and all(isinstance(item, bool | int | float | str) for item in value):
-        return list(value)
-    return str(value)
-
-
 def with_drafter(argv: list[str], drafter: str | None) -> list[str]:
     """argv with the drafter's folder where its user would have written it; unchanged when there is no place for it."""
     if drafter is None:
@@ -52,11 +43,14 @@ def speculative(config: Any) -> dict[str, Any]:
     for field in dataclasses.fields(config):
         value = getattr(config, field.name, None)
         if value is None or isinstance(value, bool | int | float | str | list | tuple):
-            found[field.name] = plain(value)
+            found[field.name] = cases.plain(value)
     draft = getattr(config, "draft_model_config", None)
     if draft is not None:
-        found |= {"draft_architectures": plain(getattr(draft.hf_config, "architectures", None)), "draft_max_model_len": draft.max_model_len}
-        found |= {"draft_quantization": plain(draft.quantization)}
+        found |= {
+            "draft_architectures": cases.plain(getattr(draft.hf_config, "architectures", None)),
+            "draft_max_model_len": draft.max_model_len,
+        }
+        found |= {"draft_quantization": cases.plain(draft.quantization)}
     return found
 
 
@@ -79,11 +73,11 @@ def solve(case: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {f"speculative.{name}": value for name, value in speculative(config.speculative_config).items()}
     for name in ("max_num_seqs", "max_num_batched_tokens", "async_scheduling", "num_lookahead_slots", "max_num_active_seqs"):
         if hasattr(scheduler, name):
-            found[name] = plain(getattr(scheduler, name))
+            found[name] = cases.plain(getattr(scheduler, name))
     if hasattr(config, "use_v2_model_runner"):
-        found["use_v2_model_runner"] = plain(config.use_v2_model_runner)
+        found["use_v2_model_runner"] = cases.plain(config.use_v2_model_runner)
     found["max_model_len"] = config.model_config.max_model_len
-    found["quantization"] = plain(config.model_config.quantization)
+    found["quantization"] = cases.plain(config.model_config.quantization)
     return found
 
 
