@@ -74,7 +74,9 @@ def tables(ids: Tensor = IDS, size: int = V) -> dict[str, Tensor]:
     return {"d2t": ids - torch.arange(len(ids)), "t2d": mask}
 
 
-def write(folder: Path, config: dict[str, Any], shapes: dict[str, list[int]], extra: dict[str, Tensor] | None = None, seed: int = 0) -> Path:
+def write(
+    folder: Path, config: dict[str, Any], shapes: dict[str, list[int]], extra: dict[str, Tensor] | None = None, seed: int = 0
+) -> Path:
     """A folder with random bfloat16 weights."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {name: torch.randn(shape, generator=generator).to(torch.bfloat16) for name, shape in shapes.items()}
