@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ def convert(args: argparse.Namespace) -> Answer:
         document = {"error": error, "exit_code": refused.exit_code, "ledger": refused.ledger.as_list()}
         if not args.json:
             raise
+        sys.stderr.write(f"\nerror: {refused}\n")
         return document, "", refused.exit_code
     document = {
         "found": done.drafter.found,

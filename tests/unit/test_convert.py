@@ -1,4 +1,4 @@
-"""convert: there and back for every pair that is possible, on random small drafters; logits before and after; the ledger accounts for all."""
+"""convert: there and back for every pair that is possible, on random small drafters; logits before and after; the ledger."""
 
 from __future__ import annotations
 

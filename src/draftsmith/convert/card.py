@@ -52,8 +52,9 @@ def note(source: Path, drafter: Drafter, asked: Asked, ledger: Ledger) -> str:
     boundaries = drafter.taps.boundaries
     taps = f"boundaries {list(boundaries)}" if boundaries is not None else "the default, 2, N//2 and N-3"
     counts = ", ".join(f"{number} {action}" for action, number in ledger.counts().items())
+    folder = source.resolve().name
     return (
-        f"> **Converted** by Draftsmith {__version__} from {drafter.found} (folder `{source.resolve().name}`) to the {asked.format} format, "
+        f"> **Converted** by Draftsmith {__version__} from {drafter.found} (folder `{folder}`) to the {asked.format} format "
         f"for {asked.family} {asked.version}. Weights are bit-equal. Taps: {taps} (boundary j is the residual stream after j layers "
         "of the target). "
         f"Every tensor and config field is accounted for in `{MANIFEST}` ({counts}).\n\n"

@@ -12,6 +12,12 @@ from draftsmith.convert.ledger import Ledger
 IS_CAUSAL_SINCE = Version("0.5.18")  # SGLang's DFlash: before, full layers look both ways and sliding layers back, whatever the config says
 ANCHOR_SINCE = Version("0.5.19")  # SGLang's DSpark: before, the anchor is always sampled
 SLIDING = "sliding_attention"
+# what SpecForge notes about a DSpark and no engine needs to be told
+NEUTRAL = {
+    "dflash_config.projector_type": ("dspark",),
+    "dflash_config.attention_mode": ("gqa",),
+    "dflash_config.confidence_head_alpha": (1, 0.5),
+}
 
 
 def enter_limits(drafter: Drafter, asked: Asked, ledger: Ledger) -> None:
@@ -74,7 +80,7 @@ def block_limits(drafter: Drafter, asked: Asked) -> Iterator[tuple[str, str]]:
         yield "dflash_config.use_swa", "write it as layer_types, sliding_window and is_causal, which all formats have"
     if asked.format == "speculators":
         for name, field in drafter.fields.items():
-            if name.startswith("dflash_config.") and field.value not in (None, False):
+            if name.startswith("dflash_config.") and field.value not in (None, False, *NEUTRAL.get(name, ())):
                 yield name, "speculators has no place for it, and it changes what is computed"
     full, sliding = causality(drafter)
     kinds = layer_kinds(drafter)

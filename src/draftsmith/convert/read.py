@@ -24,6 +24,7 @@ TAP_PATHS = (
     "aux_hidden_state_layer_ids",
     "draftsmith.tap_boundaries",
 )
+DSPARK = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
 # path -> field, where they differ. Every other path is a field of its own name.
 PLAIN = {
     "truncated_vocab_size": "draft_vocab_size",
@@ -36,6 +37,7 @@ PLAIN = {
     "dflash_config.num_target_layers": "num_target_layers",
     "dflash_config.sample_from_anchor": "sample_from_anchor",
     "dflash_config.causal": "causal",
+    **{f"dflash_config.{name}": name for name in DSPARK},
     "is_causal": "causal",
     "draftsmith.target_model_type": "target_model_type",
 }
@@ -43,7 +45,7 @@ PLAIN = {
 OUTSIDE = (
     *("draft_vocab_size", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "target_hidden_size"),
     *("block_size", "mask_token_id", "sample_from_anchor", "sliding_window_non_causal"),
-    *("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov"),
+    *DSPARK,
 )
 DROPPED_TENSORS = {
     r".*rotary_emb\.(inv_freq|cos_cached|sin_cached)$": "computed from the config by every engine",
@@ -74,15 +76,15 @@ def read_drafter(source: Source, asked: Asked, ledger: Ledger) -> Drafter:
     return Drafter(found.layout, layer, found.text, fields, tensors, taps)
 
 
-def field_name(path: str, value: Any, speculators: bool) -> str:
+def field_name(path: str, value: Any, found: Found) -> str:
     """The field that a path sets."""
     if path.startswith(CARRIED):
         return path.removeprefix(CARRIED)
-    if not speculators or path.startswith("draftsmith."):
+    if not found.speculators or path.startswith("draftsmith."):
         return PLAIN.get(path, path)
     if path.startswith("transformer_layer_config."):
         inner = path.removeprefix("transformer_layer_config.")
-        if inner == "architectures" or (inner == "tie_word_embeddings" and value):
+        if inner == "architectures" or (inner == "tie_word_embeddings" and value and found.layout == "eagle3"):
             return f"speculators.layer.{inner}"  # the target's: speculators never ties the head
         return PLAIN.get(inner, inner)
     return path if path in OUTSIDE else f"speculators.{path}"
@@ -102,7 +104,7 @@ def merge(flat: Mapping[str, Any], found: Found, ledger: Ledger) -> dict[str, Fi
         if path == "auto_map" and not found.speculators:
             ledger.add("config", "dropped", path, None, "it names Python code that comes with the folder; engines have their own class")
             continue
-        name = field_name(path, value, found.speculators)
+        name = field_name(path, value, found)
         if name not in fields:
             fields[name] = Field(value, (path,))
         elif fields[name].value == value:

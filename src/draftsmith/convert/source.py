@@ -71,12 +71,9 @@ def open_source(folder: Path) -> Source:
     config = read_config(folder, "SRC")
     if not folder.is_dir():
         raise UsageError(f"SRC {folder} is a file", hint="give the folder: the weights are needed as well as config.json")
-    if quantisation := config.get("quantization_config"):
-        method = quantisation.get("quant_method") or quantisation.get("quant_algo") or "unnamed" if isinstance(quantisation, dict) else "?"
-        raise quantised(f"{folder} is a quantised drafter ({method})")
     files = weight_files(folder)
     if not files:
-        return open_old(folder, config)
+        return unquantised(open_old(folder, config))
     places, shapes, dtypes = {}, {}, {}
     for path in files:
         try:
@@ -89,8 +86,7 @@ def open_source(folder: Path) -> Source:
     lost = sorted(name for name in read_index(folder) if name not in places)
     if lost:
         raise EnvironmentFailed(f"{len(lost)} tensors of {INDEX} are in no shard, first {lost[0]}", hint=AGAIN)
-    refuse_quantised(folder, dtypes)
-    return Source(folder, config, places, shapes, dtypes)
+    return unquantised(Source(folder, config, places, shapes, dtypes))
 
 
 def read_index(folder: Path) -> dict[str, str]:
@@ -130,13 +126,20 @@ def open_old(folder: Path, config: dict[str, Any]) -> Source:
     return Source(folder, config, dict.fromkeys(tensors, path), shapes, dtypes, tensors)
 
 
-def refuse_quantised(folder: Path, dtypes: Mapping[str, str]) -> None:
-    found = [name for name, dtype in dtypes.items() if dtype.startswith("F8") or name.rpartition(".")[2] in QUANTISED]
+def unquantised(source: Source) -> Source:
+    """The source. Raises CheckFailed when its weights are quantised, or when its config says so and they are not."""
+    found = [name for name, dtype in source.dtypes.items() if dtype.startswith("F8") or name.rpartition(".")[2] in QUANTISED]
+    said = source.config.get("quantization_config")
+    method = said.get("quant_method") or said.get("quant_algo") or "no method" if isinstance(said, dict) else "not said"
     if found:
-        raise quantised(f"{folder} is a quantised drafter ({len(found)} tensors, first {found[0]}, {dtypes[found[0]]})")
-
-
-def quantised(found: str) -> CheckFailed:
-    return CheckFailed(
-        f"{found}: scales and packed weights are not converted", hint="convert the unquantised drafter and quantise the result"
-    )
+        raise CheckFailed(
+            f"{source.folder} is a quantised drafter ({method}; {len(found)} tensors, first {found[0]}, {source.dtypes[found[0]]}): "
+            "scales and packed weights are not converted",
+            hint="convert the unquantised drafter and quantise the result",
+        )
+    if said:
+        raise CheckFailed(
+            f"{source.folder}: config.json has quantization_config ({method}), and no weight is quantised",
+            hint="it was copied from the target; remove it from the drafter's config.json, engines would look for scales",
+        )
+    return source

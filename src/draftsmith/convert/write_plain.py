@@ -18,7 +18,8 @@ DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "bfloat16": "b
 def finish_plain(drafter: Drafter, source: Source, asked: Asked, config: Config, vocab: Vocab) -> None:
     """Class, head, taps, rope and type."""
     settle(drafter, config, "architectures", "architectures", [class_name(drafter, asked)], "the class that reads this layout")
-    kind = drafter.value("model_type") or {"llama": "llama", "qwen3": "qwen3", "mla": "deepseek_v3"}[drafter.layer]
+    said = drafter.value("model_type")
+    kind = said if said and said != drafter.layout else {"llama": "llama", "qwen3": "qwen3", "mla": "deepseek_v3"}[drafter.layer]
     settle(drafter, config, "model_type", "model_type", kind, "" if "model_type" in drafter.fields else "the kind of layer")
     config.ensure("vocab_size", vocab.vocab_size, "rows of the target's vocabulary")
     if drafter.layout in ("dflash", "dspark"):

@@ -53,8 +53,9 @@ def finish_layer(drafter: Drafter, source: Source, config: Config, vocab: Vocab)
     wanted = drafter.layer if drafter.layout == "eagle3" else said if said in kinds else kinds[0]
     settle(drafter, config, "model_type", f"{LAYER}model_type", wanted, "the kind of layer")
     config.ensure(f"{LAYER}vocab_size", vocab.vocab_size, "rows of the target's vocabulary")
-    if "tie_word_embeddings" in drafter.fields:
-        settle(drafter, config, "tie_word_embeddings", f"{LAYER}tie_word_embeddings", False, "speculators never ties the head")
+    if tie := drafter.fields.get("tie_word_embeddings"):
+        value = tie.value if drafter.layout != "eagle3" else False
+        settle(drafter, config, "tie_word_embeddings", f"{LAYER}tie_word_embeddings", value, "speculators never ties the head")
     heads, width = drafter.value("num_attention_heads"), drafter.value("hidden_size")
     if drafter.value("head_dim") is None and heads and width and f"{LAYER}head_dim" not in config.flat:
         norm = drafter.tensors.get("layers.0.self_attn.q_norm.weight")
