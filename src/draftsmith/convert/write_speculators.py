@@ -41,7 +41,9 @@ def finish_speculators(drafter: Drafter, source: Source, asked: Asked, config: C
     else:
         finish_block(drafter, source, config)
     depth = asked.depth or (3 if layout == "eagle3" else block_depth(config))
-    config.ensure("speculators_config", proposal(layout, depth, asked), "what vLLM serves it with; change with --depth and --verifier")
+    named = "what vLLM serves it with; change with --depth and --verifier"
+    unnamed = "no --verifier: vLLM does not mind, speculators cannot load an EAGLE-3 head whose target it does not know"
+    config.ensure("speculators_config", proposal(layout, depth, asked), named if asked.verifier else unnamed)
     if (dtype := stored_dtype(source)) and not {"dtype", "torch_dtype"} & {path.rpartition(".")[2] for path in config.flat}:
         config.ensure("dtype", dtype, "the type of the weights")
 
