@@ -211,7 +211,7 @@ def test_old_pickled_weights_are_read(tmp_path: Path) -> None:
 # --- the head and the vocabulary -------------------------------------------------------------------------------------
 
 
-def with_tensors(folder: Path, change: Callable[[dict[str, Any]], None], **config: Any) -> Path:
+def with_tensors(folder: Path, change: Callable[[dict[str, Any]], Any], **config: Any) -> Path:
     """Change a folder's tensors and config in place; a config value of ... removes the key."""
     old, tensors = read(folder)
     change(tensors)

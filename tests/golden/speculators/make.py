@@ -17,7 +17,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1] / "unit"))
 
-import convert_folders as folders  # noqa: E402
+import convert_folders as folders  # noqa: E402  # pyright: ignore[reportMissingImports]
 import torch  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 
