@@ -19,6 +19,7 @@ class Finding:
     evidence: str  # what was found, with the numbers
     consequence: str  # what would happen
     fix: str  # what to change
+    raises: str = ""  # "ValueError: message", as the engine prints it when this stops it; " ..." where the message goes on
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

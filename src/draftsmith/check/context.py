@@ -13,6 +13,7 @@ from typing import Any
 from packaging.version import Version
 
 from draftsmith.check.head import Head, flag, head_of, speculative_config
+from draftsmith.check.raises import raised
 from draftsmith.check.subject import Subject
 from draftsmith.check.tapping import runner_of
 from draftsmith.findings import Finding
@@ -92,9 +93,10 @@ def length_findings(subject: Subject, head: Head) -> list[Finding]:
     evidence = f"served are {length} tokens of context ({where}), the drafter has {own} positions"
     within = f"--context-length {own}" if subject.family == "sglang" else f"--max-model-len {own}"
     if subject.family == "sglang" and not allowed(subject):
-        consequence = f"SGLang builds the drafter with {length} positions and stops with a ValueError"
+        consequence = f"SGLang builds the drafter with {length} positions and stops"
+        raises = raised("sglang", None, "context", whose="Target model's", asked=length, limit=own)
         fix = f"add {within}, or set {OVERRIDE}=1 and accept fewer accepted tokens past {own}"
-        return [Finding("DS360", "error", evidence, consequence, fix)]
+        return [Finding("DS360", "error", evidence, consequence, fix, raises)]
     if subject.context_length is not None and subject.context_length <= own:
         return []  # planned requests stay inside what the drafter knows
     consequence = f"acceptance falls towards 1 past {own} tokens: the drafter was made for no longer positions"

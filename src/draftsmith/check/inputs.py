@@ -17,6 +17,7 @@ from draftsmith.check.command_line import Pasted, parse_command, unexpanded
 from draftsmith.check.since import LOADER
 from draftsmith.check.subject import Family, Subject
 from draftsmith.check.target import parse_engine
+from draftsmith.check.vllm_config import written_config
 from draftsmith.errors import UsageError
 from draftsmith.findings import Finding
 from draftsmith.settings import FlagValue
@@ -175,12 +176,11 @@ def draft_path(args: Args) -> str | None:
     path = args.text(*DRAFT_FLAGS)
     if path is not None:
         return path
-    value = args.flags.get("speculative-config")
     try:
-        config = json.loads(value) if isinstance(value, str) else value
-    except json.JSONDecodeError:
+        model = written_config(args.flags).get("model")
+    except ValueError:
         return None
-    return config.get("model") if isinstance(config, dict) and isinstance(config.get("model"), str) else None
+    return model if isinstance(model, str) else None
 
 
 def size_bytes(text: str) -> int:

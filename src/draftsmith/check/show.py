@@ -42,6 +42,8 @@ def block(finding: Finding, width: int) -> str:
     """One finding: code, severity and evidence, then what would happen and what to change."""
     lines = wrapped(f"{finding.severity} {finding.code}: {finding.evidence}", "", width)
     lines += wrapped(finding.consequence, "  then: ", width)
+    if finding.raises:
+        lines += wrapped(finding.raises, "  raises: ", width)
     if finding.fix != "nothing":
         lines += wrapped(finding.fix, "  fix:  ", width)
     return "\n".join(lines)
