@@ -19,7 +19,7 @@ LABEL = {"evidence": "", "consequence": "then", "fix": "fix"}
 def document(subject: Subject, resolution: Resolution) -> dict[str, Any]:
     """The JSON of `draftsmith check`."""
     return {
-        "engine": subject.family + ("-cpu" if subject.cpu_build and subject.family == "vllm" else ""),
+        "engine": subject.engine,
         "version": str(subject.version),
         "findings": [finding.as_dict() for finding in resolution.findings],
         "requested": resolution.requested,
