@@ -217,6 +217,8 @@ def grouped(words: Sequence[str], family: Family | None) -> Iterator[tuple[str |
 
 def flag_of(word: str, family: Family | None) -> tuple[str | None, bool, str]:
     """(name, is there a value behind =, that value) of a flag word; the name is None when it is no flag (-1 is a number)."""
+    if len(word) > 1 and word[0] in DASHES:
+        word = f"--{word.lstrip(DASHES + '-')}"  # said by the checks; read as it is meant
     if not word.startswith("-") or word in ("-", "--") or re.fullmatch(r"-\d[\d.e-]*", word):
         return None, False, ""
     name, equals, value = word.partition("=")

@@ -176,7 +176,8 @@ def token_findings(subject: Subject, head: Head) -> list[Finding]:
         evidence = f"the drafter's vocab_size is {own}, the target's {target}"
         consequence = "embedding and head do not fit the target's token ids" if full else "the draft map is made for another vocabulary"
         fix = "use the drafter with its own target, or correct vocab_size when only padding differs"
-        findings.append(Finding("DS363", "error" if full else "warning", evidence, consequence, fix))
+        other = full or abs(target - own) > target // 8  # more than padding
+        findings.append(Finding("DS363", "error" if other else "warning", evidence, consequence, fix))
     if target and drafted and drafted > target:
         evidence = f"draft_vocab_size {drafted} is larger than the target's vocabulary {target}"
         findings.append(Finding("DS363", "error", evidence, "some drafts are no tokens", "correct draft_vocab_size"))

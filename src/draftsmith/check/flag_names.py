@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ FOLDER = Path(__file__).with_name("flag_tables")
 ALWAYS = ("help", "config", "version")  # of every parser
 BY_HAND = {"vllm": ("model", "api-server-count", "headless", "grpc", "uds"), "sglang": ()}  # added outside the source that the table reads
 OTHER = {"vllm": "SGLang", "sglang": "vLLM"}
+TAKES_VALUE = re.compile(r"^(max|num)-|-(size|config)$")  # vLLM's table does not tell its optional switches from flags with a value
 UNPLACED = raised("both", None, "unrecognized", words="{words}")
 
 
@@ -161,15 +163,17 @@ def unknown(family: Family, version: Version, written: str, close: str | None) -
 
 
 def value_findings(subject: Subject, name: str, value: FlagValue) -> list[Finding]:
-    """A value of the wrong kind, where the table says the kind. Only SGLang's table does."""
+    """A value of the wrong kind, where the table says the kind. vLLM's says little, and its numbers may be words (auto)."""
     row = flags_of(subject.family, subject.version).get(name, {})
-    if unexpanded(value) or not row or subject.family == "vllm":
+    if unexpanded(value) or not row:
         return []
-    said = wrong_value(name, value, row)
+    said = wrong_value(name, value, row) if subject.family == "sglang" else no_number(name, value, row)
+    if value is True and "value" not in row and (subject.family == "sglang" or TAKES_VALUE.search(name)):
+        said = "it takes a value", f"--{name} VALUE", "no_value"
     if said is None:
         return []
     evidence, fix, why = said
-    raises = raised("both", None, why, names=spellings(subject.family, subject.version, name), value=value)
+    raises = raised(subject.family, None, why, names=spellings(subject.family, subject.version, name), value=value)
     stops = f"{subject.family} {subject.version} stops while it parses its arguments"
     return [Finding("DS435", "error", f"--{name}{'' if value is True else f' {value}'}: {evidence}", stops, fix, raises)]
 
@@ -178,13 +182,19 @@ def wrong_value(name: str, value: FlagValue, row: dict[str, Any]) -> tuple[str, 
     """(what is wrong, what to write, the parser's error) of a value that the row does not take."""
     if row.get("value") is False:
         return ("it is a switch and takes no value", f"write --{name} alone, or leave it out", "switch") if isinstance(value, str) else None
-    if row.get("type") == "int" and "value" not in row and value is not None and (isinstance(value, bool) or whole(value) is None):
-        return "a whole number is wanted", f"--{name} N", "no_value" if value is True else "not_int"
+    if row.get("type") == "int" and "value" not in row and value is not None and whole(value) is None:
+        return "a whole number is wanted", f"--{name} N", "not_int"
     choices = [] if "value" in row or name == "speculative-algorithm" else [str(choice) for choice in row.get("choices") or ()]
     if choices and isinstance(value, str) and value not in choices:
         close = difflib.get_close_matches(value, choices, n=1)
         return "not among its choices", f"did you mean {close[0]}?" if close else f"one of {', '.join(choices)}", "no_choice"
     return None
+
+
+def no_number(name: str, value: FlagValue, row: dict[str, Any]) -> tuple[str, str, str] | None:
+    """vLLM: a word where a whole number is wanted."""
+    word = isinstance(value, str) and whole(value) is None and value.lower() not in ("auto", "none", "")
+    return ("a whole number is wanted", f"--{name} N", "not_int") if word and row.get("type") == "int" else None
 
 
 def spellings(family: Family, version: Version, name: str) -> str:

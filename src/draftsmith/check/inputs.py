@@ -14,6 +14,7 @@ import yaml
 
 from draftsmith.check.args import Args
 from draftsmith.check.command_line import Pasted, parse_command, unexpanded
+from draftsmith.check.raises import raised
 from draftsmith.check.since import LOADER
 from draftsmith.check.subject import Family, Subject
 from draftsmith.check.target import parse_engine
@@ -218,6 +219,7 @@ def paste_findings(pasted: Pasted) -> list[Finding]:
             f"{word!r} begins with a dash that is no hyphen",
             "the engine takes it for a stray word and stops",
             f"write --{word[1:].lstrip('-')}",
+            raised("both", None, "unrecognized", words="..."),
         )
         for word in pasted.odd_dashes
     ]

@@ -37,6 +37,9 @@ def dflash(case: Case, algorithm: str) -> None:
         evidence = f"--speculative-dflash-block-size {block} and --speculative-num-draft-tokens {asked}"
         raises = case.raised("two_blocks", asked=asked, block=block)
         case.stop("DS418", evidence, "SGLang stops: the two are one number for DFLASH and must agree", "give one of them", raises)
+    if block is not None and block <= 0:
+        raises = case.raised("block_low", block=block)
+        case.stop("DS418", f"--speculative-dflash-block-size {block}", "SGLang stops: it must be positive", "leave it out", raises)
     trained = pairing.block_size(case.subject.drafter)
     tokens = next((n for n in (block, asked, trained) if n is not None), table("sglang")["dflash_tokens"])
     if trained and tokens != trained:
@@ -45,7 +48,10 @@ def dflash(case: Case, algorithm: str) -> None:
         case.say("DS419", "warning", f"DFLASH with blocks of {tokens}", why, f"--speculative-num-draft-tokens {trained}")
     window = case.args.number("speculative-draft-window-size", "speculative-dflash-draft-window-size")
     if window is not None and window < tokens:
-        raises, fix = case.raised("window", window=window, tokens=tokens), f"--speculative-draft-window-size {tokens} or more"
+        raises, fix = (
+            case.raised("window" if window > 0 else "window_low", window=window, tokens=tokens),
+            f"--speculative-draft-window-size {tokens} or more",
+        )
         case.stop("DS441", f"draft window {window}, block {tokens}", "SGLang stops: the window must hold a block", fix, raises)
     case.effective |= {"speculative_num_draft_tokens": tokens, "speculative_draft_model_path": case.args.text(DRAFT)}
     after_blocks(case, algorithm)
@@ -77,7 +83,8 @@ def dspark(case: Case, algorithm: str) -> None:
         raises = case.raised("gamma", tokens=tokens, gamma=gamma, asked=asked)
         case.stop("DS420", evidence, why, f"--speculative-num-draft-tokens {tokens}", raises)
     elif tokens is not None and tokens < 2:
-        evidence, raises = f"DSPARK with draft tokens {tokens}", case.raised("gamma_low", tokens=tokens)
+        evidence = f"DSPARK with draft tokens {tokens}"
+        raises = case.raised("gamma_zero" if given is not None else "gamma_low", tokens=tokens, gamma=given)
         case.stop("DS420", evidence, "SGLang stops: at least 2", "--speculative-dspark-block-size 7", raises)
     case.effective |= {"speculative_num_draft_tokens": tokens, "speculative_draft_model_path": case.args.text(DRAFT)}
     after_blocks(case, algorithm)

@@ -85,6 +85,10 @@ def draft_path(case: Case, algorithm: str) -> None:
     architecture, rules = target_class(case.subject), table("sglang")
     bundled = architecture in known(rules["bundled"], case.version)
     path = case.args.text(DRAFT)
+    if path is None and bundled and algorithm == "EAGLE3":
+        why = "SGLang drafts with the target's own MTP layer, and EAGLE3 hands it three hidden states for one: a shape error"
+        fix = f"--speculative-algorithm NEXTN, or {ANY_DRAFT} of an EAGLE-3 head"
+        case.say("DS417", "error", f"EAGLE3 on {architecture} without a drafter", why, fix)
     if path is None and bundled:
         path = case.args.text("model-path") or "the target"
     elif path is None and (algorithm == "STANDALONE" or architecture in rules["no_own_layer"] or (algorithm == "EAGLE3" and architecture)):

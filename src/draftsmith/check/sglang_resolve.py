@@ -6,6 +6,7 @@ Follows the order of SGLang's own resolution, because the first thing wrong is t
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Callable
 from typing import Any
 
@@ -88,7 +89,10 @@ def spelled(case: Case, name: str) -> str | None:
             return name
         error = "the argument parser stops: invalid choice"
     later = rules["algorithms"].get(upper)
-    hint = f"{upper} needs SGLang {later} or newer" if later and upper not in names else f"one of {', '.join(names)}"
+    close = difflib.get_close_matches(upper.replace("-", ""), names, n=1, cutoff=0.75)
+    hint = f"did you mean {close[0]}?" if close else f"one of {', '.join(names)}"
+    if later and upper not in names:
+        hint = f"{upper} needs SGLang {later} or newer"
     raises = case.raised("algorithm", name=name, upper=upper)
     case.stop("DS415", f"--speculative-algorithm {name} in SGLang {case.version}", error, hint, raises)
     return None

@@ -43,7 +43,7 @@ def block(finding: Finding, width: int) -> str:
     lines = wrapped(f"{finding.severity} {finding.code}: {finding.evidence}", "", width)
     lines += wrapped(finding.consequence, "  then: ", width)
     if finding.raises:
-        lines += wrapped(finding.raises, "  raises: ", width)
+        lines += wrapped(" ".join(finding.raises.split()), "  raises: ", width)
     if finding.fix != "nothing":
         lines += wrapped(finding.fix, "  fix:  ", width)
     return "\n".join(lines)

@@ -79,7 +79,7 @@ def architecture_findings(config: dict[str, Any], engine: str, version: Version,
     family = engine.removesuffix("-cpu")
     if family == "vllm":
         rows = taps_table()["vllm"]
-        oldest, newest = Version(rows[0]["version"]), Version(rows[-1]["version"])
+        oldest, newest = Version(taps_table()["vllm_oldest"]), Version(rows[-1]["version"])
     else:
         oldest, newest = Version(taps_table()["sglang"]["oldest"]), Version(taps_table()["sglang"]["newest"])
     doubt: list[Finding] = []
@@ -99,13 +99,12 @@ def architecture_vllm(config: dict[str, Any], rows: list[dict[str, Any]], versio
     since = {name: Version(first) for first, found in taps_table()["vllm_since"].items() for name in found}
     later = [name for name in names if version < since.get(name, version)]
     if later:
-        read = version >= Version(taps_table()["vllm_oldest"])
-        evidence = f"{later[0]} has EAGLE-3 taps since vLLM {since[later[0]]}"
-        return [no_taps("DS204", "error" if read else "warning", evidence, version, NO_TAPS)]
+        sure = "error" if version >= Version(taps_table()["vllm_oldest"]) else "warning"
+        return [no_taps("DS204", sure, f"{later[0]} has EAGLE-3 taps since vLLM {since[later[0]]}", version, NO_TAPS)]
     if any(name in row["supports"] for name in names):
         return []
     if any(name in row["lacks"] for name in names):
-        evidence = f"{names[0]} has no EAGLE-3 taps in vLLM {row['version']}"
+        evidence = f"{names[0]} has no EAGLE-3 taps in any vLLM up to {row['version']}"
         return [no_taps("DS204", "error" if exact else "warning", evidence, version, NO_TAPS)]
     return [no_taps("DS205", "warning", f"{names[0]} is in no list of vLLM {row['version']}'s own models", version)]
 

@@ -26,7 +26,7 @@ def written_config(flags: Mapping[str, FlagValue]) -> dict[str, Any]:
     value, args = flags.get(FLAG, flags.get("sc")), Args(flags)
     config: Any = json.loads(value) if isinstance(value, str) else value if isinstance(value, dict) else {}
     if not isinstance(config, dict):
-        raise ValueError("it is not a mapping")
+        raise ValueError(f"it is no mapping but a {type(config).__name__}")
     config = {str(key).replace("-", "_"): entry for key, entry in config.items()}
     for flag, (key, _) in table("vllm")["shortcuts"].items():
         if args.has(flag):
@@ -44,10 +44,14 @@ def read_config(case: Case) -> dict[str, Any] | None:
     except ValueError as error:
         shown = str(value) if len(str(value)) < 90 else f"{str(value)[:87]}..."
         fix = 'single quotes around it, double quotes inside: --speculative-config \'{"method": "eagle3", ...}\''
-        raises = case.raised("json", names=spellings("vllm", case.version, FLAG), value=value)
+        if isinstance(error, json.JSONDecodeError) and '"' in error.doc:
+            fix = f"correct the JSON at ...{error.doc[max(0, error.pos - 20) : error.pos + 5]} (no comma at the end, double quotes)"
         not_json = isinstance(error, json.JSONDecodeError)
+        raises = case.raised("not_mapping", kind=str(error).split()[-1])
+        if not_json:
+            raises = case.raised("json", names=spellings("vllm", case.version, FLAG), value=value)
         why = f"vLLM stops: it is not JSON ({error})" if not_json else f"vLLM stops: {error}"
-        case.stop("DS450", f"--{FLAG} {shown}", why, fix if not_json else "write a JSON object", raises if not_json else "")
+        case.stop("DS450", f"--{FLAG} {shown}", why, fix if not_json else "write a JSON object", raises)
         return None
     for flag, (key, _) in table("vllm")["shortcuts"].items():
         if key in given and case.args.has(flag) and flag in flags:
@@ -68,8 +72,10 @@ def refuse_keys(case: Case, config: dict[str, Any]) -> None:
     gone = {key: row for key, row in table("vllm")["gone"].items() if case.version >= Version(row[0])}
     explained = case.version >= Version(table("vllm")["keys"]["tensor_parallel_size"])
     for key in [key for key in config if key not in there or key in gone]:
-        config.pop(key)
+        value = config.pop(key)
         raises = case.raised(key) if key == "tensor_parallel_size" and explained else case.raised("key", key=key)
+        if stands_for(key) in there:
+            config.setdefault(stands_for(key), value)  # the rest is judged as it is meant
         if key in gone:
             first, instead = gone[key]
             case.stop("DS458", f"{key} in --{FLAG}", f"vLLM {case.version} stops: the key is gone since {first}", instead, raises)
@@ -79,13 +85,18 @@ def refuse_keys(case: Case, config: dict[str, Any]) -> None:
             )
 
 
+def stands_for(key: str) -> str:
+    """The key that is meant by one that never was."""
+    return str(table("vllm")["wrong"].get(key, ""))
+
+
 def meant(key: str, there: set[str]) -> str:
     """What to write instead of a key."""
     rules = table("vllm")
     if key == "tensor_parallel_size":
         return "draft_tensor_parallel_size"
-    if key in rules["wrong"]:
-        return rules["wrong"][key]
+    if stands_for(key):
+        return stands_for(key)
     if key in rules["keys"]:
         return f"vLLM {rules['keys'][key]} or newer"
     close = difflib.get_close_matches(key, sorted(there), n=1, cutoff=0.75)

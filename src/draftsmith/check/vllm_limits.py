@@ -103,7 +103,7 @@ def batch(case: Case, config: dict[str, Any], method: str) -> None:
     (batched, seqs), slots = next((size, slots) for size, slots, rest in zip(sizes, taken, left, strict=True) if rest <= 0)
     requests = f" for each of {seqs} requests (--max-num-seqs)" if each else ""
     evidence = f"{method} adds {extra} token slots a round{requests}: {slots} of --max-num-batched-tokens {batched}"
-    fix = f"--max-num-batched-tokens {slots + 2048} or more" + (", or fewer requests: --max-num-seqs" if each else "")
+    fix = f"--max-num-batched-tokens {max(taken) + 2048} or more" + (", or fewer requests: --max-num-seqs" if each else "")
     if max(left) > 0:
         case.say("DS447", "warning", evidence, why, fix)
     elif len(sizes) > 1:

@@ -15,7 +15,7 @@ from draftsmith.check.since import table
 from draftsmith.check.subject import Subject
 from draftsmith.check.vllm_config import read_config
 from draftsmith.check.vllm_limits import batch, limits, parallel, pipeline
-from draftsmith.check.vllm_method import find_method
+from draftsmith.check.vllm_method import LOOKUP, find_method
 from draftsmith.check.vllm_runner import runner
 
 
@@ -35,6 +35,7 @@ def resolve_vllm(subject: Subject) -> Resolution:
         why = "the effective values cannot be worked out"
         case.say("DS465", "warning", f"{shown}: a variable is left", why, "write the value in its place")
         return Resolution(None, asked, case.findings)
+    whole_number(case, config.get("num_speculative_tokens"))
     method = find_method(case, config)
     if method is not None:
         case.effective |= {"method": method, "model": config.get("model"), "num_speculative_tokens": number(case, config, method)}
@@ -56,14 +57,20 @@ def count_fields(case: Case) -> None:
         case.findings = [dataclasses.replace(finding, raises=several) if finding in fields else finding for finding in case.findings]
 
 
+def whole_number(case: Case, value: Any) -> None:
+    """pydantic looks at the field before anything else is compared."""
+    asked = whole(value)
+    if value is not None and (asked is None or asked <= 0):
+        why, fix = "vLLM stops: it must be a whole number above 0", 'for example "num_speculative_tokens": 3'
+        case.stop("DS451", f"num_speculative_tokens {value!r}", why, fix, case.raised("no_int" if asked is None else "too_low"))
+
+
 def number(case: Case, config: dict[str, Any], method: str) -> int | None:
     """num_speculative_tokens, or what fills it in."""
     value, drafter = config.get("num_speculative_tokens"), case.subject.drafter
     if value is not None:
         asked = whole(value)
-        if asked is None or asked <= 0:
-            why, fix = "vLLM stops: it must be a whole number above 0", 'for example "num_speculative_tokens": 3'
-            case.stop("DS451", f"num_speculative_tokens {value!r}", why, fix, case.raised("no_int" if asked is None else "too_low"))
+        if asked is None or asked <= 0:  # said before
             return None
         width(case, asked, method)
         return asked
@@ -84,7 +91,8 @@ def number(case: Case, config: dict[str, Any], method: str) -> int | None:
     if maybe and config.get("model") is not None:
         case.say("DS451", "warning", f"method {method} without num_speculative_tokens", f"{why}, unless the drafter's config has one", fix)
     else:
-        raises = case.raised("no_number" if config.get("model") is not None else "nothing_to_draft")
+        drafts = config.get("model") is not None and method not in LOOKUP
+        raises = case.raised("no_number" if drafts else "nothing_to_draft")
         case.stop("DS451", f"method {method} without num_speculative_tokens", why, fix, raises)
     return None
 
