@@ -62,6 +62,9 @@ def make_subject(asked: Asked, words: Sequence[str]) -> tuple[Subject, list[Find
     args = Args({key.replace("_", "-"): value for key, value in flags.items()})
     target = explicit(asked.target, "--target") if asked.target else guessed(args.text(*MODEL_FLAGS[family]))
     drafter = explicit(asked.drafter, "--drafter") if asked.drafter else guessed(draft_path(args))
+    own_target = verifier(target.config)
+    if family == "vllm" and own_target and not asked.drafter:  # `vllm serve DRAFTER`
+        target, drafter = guessed(own_target), target
     if asked.drafter and family == "sglang" and not args.has(*DRAFT_FLAGS) and args.has("speculative-algorithm", "speculative-algo"):
         flags = {**flags, DRAFT_FLAGS[0]: asked.drafter}
     devices = pasted.env.get("CUDA_VISIBLE_DEVICES", "")
@@ -170,6 +173,12 @@ def cached(hub_id: str) -> Path | None:
     names = [main.read_text().strip()] if main.is_file() else []
     snapshots = [model / "snapshots" / name for name in names] or sorted((model / "snapshots").glob("*"))
     return next((snapshot for snapshot in snapshots if (snapshot / "config.json").is_file()), None)
+
+
+def verifier(config: Mapping[str, Any]) -> str | None:
+    """The target that a drafter in the speculators format names; None for any other config."""
+    named = ((config.get("speculators_config") or {}).get("verifier") or {}).get("name_or_path")
+    return str(named) if named and config.get("speculators_model_type") else None
 
 
 def draft_path(args: Args) -> str | None:

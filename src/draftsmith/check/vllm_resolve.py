@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from packaging.version import Version
@@ -26,8 +27,9 @@ def resolve_vllm(subject: Subject) -> Resolution:
     if asked is None:
         return case.done({})
     if not asked and not case.stopped:
-        if pairing.speculators_tokens(subject.target) or subject.target.get("speculators_model_type"):
-            speculators_target(case)
+        served = next((config for config in (subject.target, subject.drafter or {}) if config.get("speculators_model_type")), None)
+        if served is not None:
+            speculators_target(case, served)
         return case.done({})
     config = {key: value for key, value in asked.items() if value is not None}
     if any(unexpanded(value) for value in config.values()):
@@ -111,13 +113,13 @@ def width(case: Case, asked: int, method: str) -> None:
     case.say("DS455", "warning", f"{method} with num_speculative_tokens {asked}", why, f'"num_speculative_tokens": {most}')
 
 
-def speculators_target(case: Case) -> None:
+def speculators_target(case: Case, served: Mapping[str, Any]) -> None:
     """`vllm serve DRAFTER`: a drafter in the speculators format names its own target."""
-    target = ((case.subject.target.get("speculators_config") or {}).get("verifier") or {}).get("name_or_path")
+    target = ((served.get("speculators_config") or {}).get("verifier") or {}).get("name_or_path")
     evidence = f"the model is a drafter in the speculators format; its target is {target or 'named in its config'}"
     case.say("DS463", "info", evidence, "vLLM serves the target with this drafter", "nothing")
     case.effective |= {
-        "method": pairing.kind_of(case.subject.target),
+        "method": pairing.kind_of(served),
         "model": case.args.text("model"),
-        "num_speculative_tokens": pairing.speculators_tokens(case.subject.target),
+        "num_speculative_tokens": pairing.speculators_tokens(served),
     }
