@@ -82,7 +82,8 @@ def test_hybrid_targets_and_the_radix_cache(flags: str, version: str, refused: b
 @pytest.mark.parametrize(
     ("version", "flags", "gib", "severity"),
     [
-        ("0.27.1", "", None, "error"),  # 8192 tokens for 1024 requests, or 2048 for 256
+        ("0.27.1", "", None, "warning"),  # 8192 tokens for 1024 requests, or 2048 for 256
+        ("0.27.1", "--max-num-seqs 512 --max-num-batched-tokens 2048", None, "error"),
         ("0.27.1", "", 24, "error"),
         ("0.27.1", "--max-num-batched-tokens 32768", 80, None),  # as the drafters' authors write it
         ("0.27.1", "--max-num-batched-tokens 4096", None, "warning"),  # enough for 256 requests, not for 1024

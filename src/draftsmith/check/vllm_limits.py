@@ -87,29 +87,25 @@ def synthetic(case: Case, config: dict[str, Any]) -> None:
 
 
 def batch(case: Case, config: dict[str, Any], method: str) -> None:
-    """The slots that a round of drafts adds to the batch, against its size: an error where none is left on any GPU, else a warning."""
+    """The slots that a round of drafts adds to the batch, against its size: an error where the size is known, else a warning."""
     extra, each = extra_slots(case, config, method), case.version < Version(table("vllm")["slots_each_until"])
     if extra == 0 or case.version < Version(table("vllm")["slots_since"]) or case.args.has("max-num-scheduled-tokens"):
         return
     sizes = batch_sizes(case)
-    taken = [extra * (seqs if each else 1) for _, seqs in sizes]
-    left = [batched - slots for (batched, _), slots in zip(sizes, taken, strict=True)]
-    if max(left) > 0 and min(left) <= 0:
-        why = "on a GPU with a small batch of its own, vLLM stops: no slot is left to schedule a token"
-    elif max(left) <= 0:
-        why = "vLLM stops: no slot is left to schedule a token"
-    else:
+    short = [(batched, seqs) for batched, seqs in sizes if batched <= extra * (seqs if each else 1)]
+    if not short:
         return
-    (batched, seqs), slots = next((size, slots) for size, slots, rest in zip(sizes, taken, left, strict=True) if rest <= 0)
+    batched, seqs = short[0]
+    taken, most = extra * (seqs if each else 1), extra * (max(seqs for _, seqs in short) if each else 1)
     requests = f" for each of {seqs} requests (--max-num-seqs)" if each else ""
-    evidence = f"{method} adds {extra} token slots a round{requests}: {slots} of --max-num-batched-tokens {batched}"
-    fix = f"--max-num-batched-tokens {max(taken) + 2048} or more" + (", or fewer requests: --max-num-seqs" if each else "")
-    if max(left) > 0:
-        case.say("DS447", "warning", evidence, why, fix)
-    elif len(sizes) > 1:
-        case.stop("DS447", evidence, why, fix, case.raised("slots_somewhere"))
+    evidence = f"{method} adds {extra} token slots a round{requests}: {taken} of --max-num-batched-tokens {batched}"
+    fix = f"--max-num-batched-tokens {most + 2048} or more" + (", or fewer requests: --max-num-seqs" if each else "")
+    why = "vLLM stops: no slot is left to schedule a token"
+    if len(sizes) > 1:
+        why += "; these are a smaller GPU's own numbers" + (", a larger one's are no better" if short == sizes else "")
+        case.say("DS447", "warning", evidence, why, fix, case.raised("slots_somewhere"))
     else:
-        raises = case.raised("slots", left=left[0]) if each else case.raised("few_slots", batched=batched, slots=slots)
+        raises = case.raised("slots", left=batched - taken) if each else case.raised("few_slots", batched=batched, slots=taken)
         case.stop("DS447", evidence, why, fix, raises)
 
 
