@@ -98,6 +98,27 @@ def test_slots_of_a_block(version: str, flags: str, gib: int | None, severity: s
     assert [f.severity for f in found.findings if f.code == "DS447"] == ([severity] if severity else [])
 
 
+@pytest.mark.parametrize(
+    ("flags", "version", "message"),
+    [
+        (CHAIN, "0.5.9", "overlap schedule, speculative decoding, mixed chunked prefill."),
+        (CHAIN, "0.5.20", "overlap schedule, speculative decoding"),
+        (CHAIN, "0.5.21", "only supports EAGLE (non-multi-layer) speculative decoding"),
+        (f"{CHAIN} --disaggregation-mode prefill", "0.5.23", "only supports EAGLE (non-multi-layer) speculative decoding"),
+        (NEXTN, "0.5.23", "only supported on prefill nodes (disaggregation-mode=prefill)"),
+        (f"{NEXTN} --disaggregation-mode prefill", "0.5.23", None),
+        (f"{NEXTN} --disaggregation-mode prefill", "0.5.20", "overlap schedule, speculative decoding"),
+        ("--algo UNO --uno-lora-path L --speculative-num-draft-tokens 4", "0.5.23", "UNO requires TP=PP=1."),
+    ],
+)
+def test_pipeline_parallelism_in_sglang(flags: str, version: str, message: str | None) -> None:
+    """After the arguments are resolved, so that the effective values are there; read in `check_server_args` of each release."""
+    found = sglang(f"{flags} --pp-size 2", version)
+    said = [finding.raises for finding in found.findings if finding.code == "DS425"]
+    assert [text.endswith(message or "") for text in said] == ([True] if message else [])
+    assert (found.effective is None) is ("UNO" in flags)
+
+
 def test_pipeline_parallelism_in_vllm() -> None:
     for config, version, refused in (
         ('{"method": "eagle3", "model": "H", "num_speculative_tokens": 3}', "0.29.0", True),

@@ -18,7 +18,8 @@ def blocks(case: Case, algorithm: str) -> None:
             why = f"SGLang sets it to 1 in one log line: {algorithm} drafts a block, not a chain of steps"
             case.say("DS421", "warning", f"--{flag} {asked} with {algorithm}", why, f"remove --{flag}")
         case.effective[flag.replace("-", "_")] = 1
-    if (case.args.number("pipeline-parallel-size") or 1) > 1 and case.args.text("disaggregation-mode") != "prefill":
+    prefill = algorithm == "DSPARK" and case.version >= Version("0.5.21") and case.args.text("disaggregation-mode") == "prefill"
+    if (case.args.number("pipeline-parallel-size") or 1) > 1 and not prefill:
         raises = case.raised(f"pipeline_{algorithm}")
         case.stop("DS425", f"{algorithm} with pipeline parallelism", "SGLang stops: pp_size must be 1", "use --tp instead", raises)
     if attention_dp(case) and algorithm == "DFLASH" and case.version < Version("0.5.23"):
@@ -142,6 +143,10 @@ def uno(case: Case, algorithm: str) -> None:
     for flag, wanted, fix in needs:
         if case.args.has(flag) is not wanted:
             case.stop("DS416", f"UNO {'without' if wanted else 'with'} --{flag}", "SGLang stops", fix, case.raised(flag))
+    ranks = [case.args.number(flag) or 1 for flag in ("tensor-parallel-size", "pipeline-parallel-size")]
+    if ranks != [1, 1]:
+        why, fix = "SGLang stops: it runs on one GPU", "remove --tp-size and --pp-size"
+        case.stop("DS425", f"UNO with {' x '.join(map(str, ranks))} ranks", why, fix, case.raised("parallel_UNO"))
     topk, steps = case.args.number(NUMBERS[1]) or 1, case.args.number(NUMBERS[0])
     case.effective |= {
         "speculative_num_steps": steps if topk > 1 else 1,

@@ -149,8 +149,9 @@ def common(case: Case, algorithm: str) -> None:
     parallel = args.number("pipeline-parallel-size") or 1
     if parallel > 1:
         case.effective["disable_overlap_schedule"] = True
-    prefill = args.text("disaggregation-mode") == "prefill"
-    allowed = version >= Version("0.5.20") and (prefill or switched(case.subject.env, "SGLANG_ENABLE_PP_SPEC"))
+    prefill = version >= Version("0.5.21") and args.text("disaggregation-mode") == "prefill"
+    relayed = version >= Version("0.5.21") and switched(case.subject.env, "SGLANG_ENABLE_PP_SPEC")
+    allowed = algorithm == "EAGLE" and (prefill or relayed)
     if parallel > 1 and algorithm not in ("DFLASH", "DSPARK", "UNO") and not allowed:
         why = "SGLang stops after it has resolved its arguments: pipeline parallelism and speculation do not go together"
         raises = case.raised("pipeline_EAGLE" if algorithm == "EAGLE" else "pipeline")
