@@ -26,7 +26,8 @@ class Finding:
 
     def line(self) -> str:
         """One line for the terminal."""
-        return f"{self.code} {self.severity}: {self.evidence}; {self.consequence}"
+        raises = f" ({' '.join(self.raises.split())})" if self.raises else ""
+        return f"{self.code} {self.severity}: {self.evidence}; {self.consequence}{raises}"
 
 
 def errors(findings: Sequence[Finding]) -> list[Finding]:
