@@ -64,7 +64,8 @@ def whole_number(case: Case, value: Any) -> None:
     asked = whole(value)
     if value is not None and (asked is None or asked <= 0):
         why, fix = "vLLM stops: it must be a whole number above 0", 'for example "num_speculative_tokens": 3'
-        case.stop("DS451", f"num_speculative_tokens {value!r}", why, fix, case.raised("no_int" if asked is None else "too_low"))
+        wrong = "too_low" if asked is not None else "fraction" if isinstance(value, float) else "no_int"
+        case.stop("DS451", f"num_speculative_tokens {value!r}", why, fix, case.raised(wrong))
 
 
 def number(case: Case, config: dict[str, Any], method: str) -> int | None:
