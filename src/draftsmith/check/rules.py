@@ -27,9 +27,8 @@ RESOLVERS = {"sglang": resolve_sglang, "vllm": resolve_vllm}
 RULES: tuple[Rule, ...] = (ledger_findings, tap_findings, context_findings, memory_findings)
 # names that are judged by a table: in a version that was not read, such an error is only likely
 BY_TABLE = frozenset({"DS415", "DS430", "DS431", "DS432", "DS435", "DS450", "DS453", "DS458", "DS459"})
-AFTER = frozenset(
-    {"DS204", "DS360", "DS425"}
-)  # the engine has resolved its arguments when it stops on these, unless a resolver said otherwise
+# the engine has resolved its arguments when it stops on these, unless a resolver said otherwise
+AFTER = frozenset({"DS204", "DS360", "DS425"})
 ORDER = {"error": 0, "warning": 1, "info": 2}
 
 
