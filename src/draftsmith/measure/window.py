@@ -67,3 +67,13 @@ def decode_tok_s(reply: Reply) -> float:
     """Output tok/s of one reply after its first token; nan when all came at once."""
     tokens = decoded_tokens(reply)
     return output_tok_s(tokens, decode_s(reply)) if tokens > 0 and decode_s(reply) > 0 else math.nan
+
+
+def request_s(reply: Reply) -> float:
+    """Seconds of one request: from when it was due (an open load), else from when it was sent, to its last token."""
+    return reply.last_s - (reply.sent_s if math.isnan(reply.due_s) else reply.due_s)
+
+
+def request_tok_s(replies: Sequence[Reply]) -> float:
+    """Output tokens per second of a request, over all requests: sum of tokens / sum of request times."""
+    return output_tok_s(sum(reply.completion_tokens for reply in replies), sum(map(request_s, replies)))
