@@ -162,7 +162,7 @@ class Answer:
             return f"usage counts {n} tokens, at most {most} were asked for"
         if request.ignore_eos and n < most:
             return f"ended early: {n} of {most} tokens although ignore_eos"
-        if self.finish_reason == "length" and n < most:
+        if request.stream and self.finish_reason == "length" and n < most:  # an answer that is not timed is whole with any length
             return f"cut by a limit of the server: {n} of {most} tokens"
         if self.token_ids and len(self.token_ids) != n:
             return f"usage counts {n} tokens, the reply holds {len(self.token_ids)} token ids"
