@@ -165,7 +165,9 @@ def simulate(num: int, seed: int = 0) -> dict[str, Any]:
         scenarios.append({"machine": asdict(machine), "pairs": ours, "three_then_three": three_then_three(rng, machine, num)})
     errors = [{"machine": machine.name, **sequential(rng, machine, num, 1.0)} for machine in MACHINES]
     power = [
-        {"machine": machine.name, **sequential(rng, machine, num, true)} for machine in MACHINES[:3] for true in (1.01, 1.02, 1.05, 1.10, 1.30)
+        {"machine": machine.name, **sequential(rng, machine, num, true)}
+        for machine in MACHINES[:3]
+        for true in (1.01, 1.02, 1.05, 1.10, 1.30)
     ]
     return {
         "true_speedup": TRUE,

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ AfterPair = Callable[[int], str]  # pairs done -> why the experiment ends here, 
 class How:
     """What an experiment may have besides its launches. after_pair is asked whenever a pair has ended (0: after the noise floor)."""
 
-    watch: Watch = Watch()
+    watch: Watch = field(default_factory=Watch)
     live: Live | None = None
     after_pair: AfterPair | None = None
     workload_of: Callable[[Planned], Workload] | None = None  # a workload of its own for each pair
@@ -85,16 +85,17 @@ def run_launches(
     launches: Sequence[Planned],
     workload: Workload,
     start: Starter,
-    model: str,
+    model: str | Mapping[Arm, str],
     talk: Talk,
     together: bool = False,
-    how: How = How(),
+    how: How | None = None,
 ) -> str:
     """Measure every launch that has not finished in `folder`, in order. Returns why it ended before its last pair, or "".
 
     together: start the launches of a pair side by side and measure them one after the other. Saves start-up time; only for
     engines that use neither cores nor memory of each other while idle. Raises EnvironmentFailed when an engine dies.
     """
+    how = how or How()
     write_plan(folder, launches, workload)
     finished = drop_unfinished(folder)
     if finished:
@@ -110,7 +111,8 @@ def run_launches(
                 for planned, server in zip(group, servers, strict=True):
                     live.launch(planned.index, planned.name, planned.pair)
                     load = how.workload_of(planned) if how.workload_of else workload
-                    row = Recorder(folder, planned, server, model, how.watch, live).run(load)
+                    name = model if isinstance(model, str) else model[planned.launch.arm]
+                    row = Recorder(folder, planned, server, name, how.watch, live).run(load)
                     append_jsonl(folder / LAUNCHES, row)
                     live.launch_done(describe(row), row["canary_tok_s"], (time.monotonic() - began_s) / (group.index(planned) + 1))
         if how.after_pair and (reason := how.after_pair(pair + 1)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,8 +34,9 @@ class Serving(Protocol):
     """What is needed of a running server (engines.server.Server)."""
 
     argv: list[str]
-    ready_s: float
 
+    @property
+    def ready_s(self) -> float | None: ...
     @property
     def url(self) -> str: ...
     def acceptance(self, depth: int) -> Acceptance | None: ...
@@ -99,7 +100,7 @@ class Watch:
 
     endpoint: str = "completions"
     sensors: Sensors | None = None
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
 
 
 class Recorder:
@@ -113,7 +114,7 @@ class Recorder:
         self.watch = watch
         self.live = live
         self.invalid: list[str] = []
-        self.answered_tokens = 0  # usage of all replies of this launch so far
+        self.answered_tokens = server.generation_tokens() or 0  # what the server must have counted so far: from before, and our replies
 
     def send(self, phase: str, requests: Sequence[Request], load: Load, cell: Cell) -> list[Reply]:
         """Run a load and record it. Raises EnvironmentFailed when the engine died on the way."""
@@ -162,7 +163,9 @@ class Recorder:
         if all(reply.ok for reply in replies):
             row |= speed(cell, replies)
         row["counter_tokens"] = None if tokens_before is None or tokens_after is None else tokens_after - tokens_before
-        row["acceptance"] = None if before is None or after is None else (after - before).as_dict()
+        counted = after - before if before is not None and after is not None else of_requests(replies, self.planned.depth)
+        row["acceptance"] = counted.as_dict() if counted else None
+        row["acceptance_source"] = None if counted is None else "counters" if after is not None else "requests"
         self.invalid += self.doubts(cell, row)
         return row
 
@@ -236,6 +239,15 @@ def speed(cell: Cell, replies: Sequence[Reply]) -> Row:
         window = steady_window(replies, cell.concurrency)
         return {"window_s": window.window_s, "output_tokens": window.output_tokens, "tok_s": window.tok_s}
     return {"window_s": None, "output_tokens": None, "tok_s": request_tok_s(replies)}
+
+
+def of_requests(replies: Sequence[Reply], depth: int) -> Acceptance | None:
+    """Acceptance as the server told it with each reply; None when it did not for all of them, or for a baseline."""
+    told = [(reply.rounds, reply.reached) for reply in replies]
+    if not depth or not told or any(rounds is None or reached is None for rounds, reached in told):
+        return None
+    reached = tuple(sum(row[i] for _, row in told if row and len(row) > i) for i in range(depth))
+    return Acceptance(sum(rounds or 0 for rounds, _ in told), reached)
 
 
 def describe(row: Row) -> str:

@@ -102,7 +102,7 @@ def fits_drift(launches: Sequence[Measured]) -> bool:
 
 
 def design_matrix(launches: Sequence[Measured]) -> np.ndarray:
-    """Columns of the model, one row a launch: mean, arm, and from three pairs on the launch number and the set of GPUs (if there are two)."""
+    """Columns of the model, one row a launch: mean, arm, and from three pairs on launch number and set of GPUs (if there are two)."""
     columns = [np.ones(len(launches)), np.array([launch.arm == "speculative" for launch in launches], float)]
     if fits_drift(launches):
         order = np.array([launch.order for launch in launches], float)

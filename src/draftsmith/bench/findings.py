@@ -1,0 +1,93 @@
+"""What a reader should know although it does not make a launch invalid."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from draftsmith.bench.context import Context
+from draftsmith.bench.runs import ARMS, Row, Runs
+from draftsmith.bench.sentences import place
+from draftsmith.measure.loads import size_problems
+from draftsmith.measure.messages import Reply
+from draftsmith.measure.sensors import suspicions
+from draftsmith.metrics import relative_gap
+
+LENGTH_TOLERANCE = 0.02  # output tokens of the arms may differ by this share before it is a finding
+CANARY_TOLERANCE = 0.05
+CACHED_TOLERANCE = 0.05  # share of prompt tokens that came from the prefix cache
+CLIENT_LAG_S = 0.02  # longer than this and the client, not the server, is in the times
+
+
+def find_doubts(runs: Runs, cells: Sequence[Row], noise: Row | None, context: Context) -> list[str]:
+    """All findings, the experiment's first."""
+    settings = context.settings
+    found = [f"{text}; the recipe asks for less" for shape in settings.shapes() for text in size_problems(*shape)]
+    if context.unit == "block":
+        found.append("one server per arm: the intervals are over blocks at it, and what another start would change is not in them")
+    if context.reused:
+        found.append(
+            f"{context.reused} requests repeat a prompt of the same launch: the prefix cache may have answered part of their prefill"
+        )
+    return [*found, *of_noise(noise, cells), *of_lengths(runs, cells), *of_canaries(runs), *of_counters(runs), *of_client(runs, cells)]
+
+
+def of_noise(noise: Row | None, cells: Sequence[Row]) -> Iterator[str]:
+    """Is the measurement able to tell what it tells?"""
+    if noise is None or noise["source"] != "A/A launches":
+        return
+    if noise["low"] is not None and not noise["low"] <= 1 <= noise["high"]:
+        yield (
+            f"baseline against baseline is {noise['ratio']:.3f}x ({noise['low']:.3f}-{noise['high']:.3f}) at {noise['label']}: "
+            "two equal launches should not differ; the machine was not steady"
+        )
+    for cell in cells:
+        if cell["speedup"] and cell["verdict"] != "inconclusive" and abs(math.log(cell["speedup"]["ratio"])) < noise["max_abs_log_ratio"]:
+            yield f"{place(cell)} the speed-up is smaller than what two baseline launches differed by ({noise['max_abs_log_ratio']:.1%})"
+
+
+def of_lengths(runs: Runs, cells: Sequence[Row]) -> Iterator[str]:
+    """Did one arm answer at greater length?"""
+    for cell in cells:
+        per_launch = {arm: cell["output_tokens"][arm] / max(1, len(runs.of(arm))) for arm in ARMS}
+        if per_launch["baseline"] and abs(gap := relative_gap(per_launch["speculative"], per_launch["baseline"])) > LENGTH_TOLERANCE:
+            word = "longer" if gap > 0 else "shorter"
+            yield f"{place(cell)[3:]}: the speculative arm's answers are {abs(gap):.1%} {word} than the baseline's"
+
+
+def of_canaries(runs: Runs) -> Iterator[str]:
+    """Was the machine steady, and alone?"""
+    for arm in ARMS:
+        rates = [row["canary_tok_s"] for row in runs.of(arm) if row["canary_tok_s"]]
+        if rates and max(rates) / min(rates) - 1 > CANARY_TOLERANCE:
+            yield f"the canary of the {arm} launches ran at {min(rates):.1f} to {max(rates):.1f} tok/s: the machine was not steady"
+    for row in runs.valid:
+        start, end = row["canary_tok_s"], row.get("canary_end_tok_s")
+        if start and end and abs(change := end / start - 1) > CANARY_TOLERANCE:
+            yield f"launch {row['launch']}: the canary was {abs(change):.0%} {'faster' if change > 0 else 'slower'} at its end"
+        if row.get("sensors"):
+            yield from (f"launch {row['launch']}: {text}" for text in suspicions(row["sensors"]))
+
+
+def of_counters(runs: Runs) -> Iterator[str]:
+    """Does the server count what it told the client?"""
+    for row in runs.valid:
+        for cell in row["cells"]:
+            if cell["counter_tokens"] != cell["usage_tokens"]:
+                counted = "nothing" if cell["counter_tokens"] is None else f"{cell['counter_tokens']} output tokens"
+                yield f"launch {row['launch']}: the server counted {counted}, usage says {cell['usage_tokens']}"
+
+
+def of_client(runs: Runs, cells: Sequence[Row]) -> Iterator[str]:
+    """Was the client quick enough, and was the prefix cache out of it?"""
+    for cell in cells:
+        replies: list[Reply] = [reply for arm in ARMS for reply in runs.replies(arm, cell["label"])]
+        slow = sum(reply.client_lag_s > CLIENT_LAG_S for reply in replies)
+        if slow > 0.01 * len(replies):
+            yield f"{place(cell)[3:]}: the client was late to look in {slow} of {len(replies)} requests: its own load is in their times"
+        late = sum(reply.sent_s - reply.due_s > CLIENT_LAG_S for reply in replies)  # nan in a closed loop
+        if late > 0.01 * len(replies):
+            yield f"{place(cell)[3:]}: {late} of {len(replies)} requests were sent late"
+        cached = sum(reply.cached_tokens or 0 for reply in replies)
+        if cached > CACHED_TOLERANCE * max(1, sum(reply.prompt_tokens for reply in replies)):
+            yield f"{place(cell)[3:]}: {cached} prompt tokens came from the prefix cache"
