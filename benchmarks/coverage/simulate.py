@@ -1,10 +1,11 @@
 """Does the 95 % interval hold the truth in 95 % of experiments? Simulated experiments whose speed-up is known.
 
-    python benchmarks/coverage/simulate.py [--experiments 4000] [--out benchmarks/coverage]
+    python benchmarks/coverage/simulate.py [--experiments 20000] [--out benchmarks/coverage]
 
 writes coverage.json and coverage.svg. Log tok/s of a launch = arm * log(true speed-up) + drift at its time + restart noise (one draw a
 launch) + noise inside the launch. The same figures go through the code that `bench` uses (statistics.fit_arm, stopping.Looks), and
-through "three trials, then three trials": one server each, t interval over the trials, as benchmark clients do it.
+through "three trials, then three trials": one server each, t interval over the trials, as benchmark clients do it. `said_unsteady` is the
+share of experiments in which the baseline launches spread so far that `bench` would say that the machine was not steady.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from draftsmith.bench.findings import CANARY_TOLERANCE
 from draftsmith.manifest import atomic_write_json, tool_versions
+from draftsmith.measure.bootstrap import stretch
 from draftsmith.measure.protocol import launch_arms
 from draftsmith.measure.statistics import Measured, design_matrix, fit_arm
 from draftsmith.measure.stopping import FUTILE_POWER, Looks, chance_left
@@ -92,19 +95,22 @@ def paired(rng: np.random.Generator, machine: Machine, pairs: int, num: int, tru
     y = log_rates(rng, machine, design[:, 1], num, true)
     estimate, error, df = fit_arm(y, design)
     half = stats.t.ppf(0.975, df) * error
-    chosen = y[:BOOTSTRAPPED]
-    return tell(estimate, half, true) | {"bootstrap": bootstrap_coverage(rng, chosen, design[:, 1] > 0, true)}
+    baseline = y[:, design[:, 1] == 0]
+    steady = np.ptp(baseline, axis=1) <= math.log1p(CANARY_TOLERANCE)
+    found = tell(estimate, half, true) | {"bootstrap": bootstrap_coverage(rng, y[:BOOTSTRAPPED], design[:, 1] > 0, true)}
+    return found | {"said_unsteady": float(1 - steady.mean()), "coverage_if_steady": tell(estimate[steady], half[steady], true)["coverage"]}
 
 
 def bootstrap_coverage(rng: np.random.Generator, y: np.ndarray, speculative_L: np.ndarray, true: float) -> float:
-    """Coverage of the percentile bootstrap over launches (within each arm), for comparison."""
+    """Coverage of the bootstrap over launches (within each arm), stretched as measure/bootstrap.py does it."""
+    n = int(speculative_L.sum())
+    centre = y[:, speculative_L].mean(axis=1) - y[:, ~speculative_L].mean(axis=1)
     means = []
     for arm in (True, False):
         values = y[:, speculative_L == arm]
-        n = values.shape[1]
         weights = rng.multinomial(n, np.full(n, 1 / n), RESAMPLES) / n
         means.append(values @ weights.T)
-    low, high = np.quantile(means[0] - means[1], [0.025, 0.975], axis=1)
+    low, high = centre + stretch(n) * (np.quantile(means[0] - means[1], [0.025, 0.975], axis=1) - centre)
     return float(np.mean((low <= math.log(true)) & (math.log(true) <= high)))
 
 
@@ -121,6 +127,8 @@ def three_then_three(rng: np.random.Generator, machine: Machine, num: int, true:
 def tell(estimate: np.ndarray, half: np.ndarray, true: float) -> dict[str, Any]:
     """Coverage (share of intervals that hold the truth), bias and mean half width on the log scale."""
     log_true = math.log(true)
+    if not len(estimate):
+        return {"coverage": None, "bias": None, "half_width": None}
     return {
         "coverage": float(np.mean(np.abs(estimate - log_true) <= half)),
         "bias": float(np.mean(estimate) - log_true),
@@ -207,7 +215,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--experiments", type=int, default=4000)
+    parser.add_argument("--experiments", type=int, default=20_000)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     args = parser.parse_args()
     started = time.monotonic()

@@ -2,8 +2,9 @@
 
 Launches are drawn within each arm, prompts jointly for both arms (every launch answers the same prompts, so what is particular to a
 prompt cancels in the ratio). The statistic is the ratio of tokens per second of a request in flight: sum of tokens / sum of request times.
-With few launches the percentile interval is too narrow (n draws out of n see only (n - 1)/n of the variance between launches):
-benchmarks/coverage has the figures. The verdict is always the t interval's.
+With few launches the percentile interval is too narrow: n draws out of n see only (n - 1)/n of the variance between launches, and nothing
+in it makes up for not knowing that variance well. So it is stretched around the estimate by sqrt(n / (n - 1)) * t(2n - 2) / z
+(benchmarks/coverage: 80 % of plain ones hold the truth with three pairs). Drift is not fitted. The verdict is always the t interval's.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import stats
 
 RESAMPLES = 2000
 
@@ -28,13 +30,19 @@ class LaunchTimes:
 
 @dataclass(frozen=True)
 class Resampled:
-    """Speed-up with percentile bounds."""
+    """Speed-up with percentile bounds, stretched for few launches."""
 
     ratio: float
     low: float
     high: float
     launches: int
     prompts: int
+
+
+def stretch(num_launches: int, confidence: float = 0.95) -> float:
+    """By how much percentile bounds are widened when each arm has so many launches."""
+    t, z = (float(f(0.5 + confidence / 2)) for f in (stats.t(2 * num_launches - 2).ppf, stats.norm.ppf))
+    return math.sqrt(num_launches / (num_launches - 1)) * t / z
 
 
 def draw(rng: np.random.Generator, log_rates_LR: np.ndarray, speculative: np.ndarray) -> np.ndarray:
@@ -63,4 +71,6 @@ def hierarchical_bootstrap(launches: Sequence[LaunchTimes], confidence: float = 
     low, high = np.quantile(found, [0.5 - confidence / 2, 0.5 + confidence / 2])
     whole = np.log(tokens_LP.sum(axis=1) / seconds_LP.sum(axis=1))
     estimate = whole[speculative].mean() - whole[~speculative].mean()
-    return Resampled(math.exp(estimate), math.exp(low), math.exp(high), len(launches), num_prompts)
+    wider = stretch(int(min(speculative.sum(), (~speculative).sum())), confidence)
+    bounds = [math.exp(estimate + wider * (bound - estimate)) for bound in (low, high)]
+    return Resampled(math.exp(estimate), bounds[0], bounds[1], len(launches), num_prompts)

@@ -91,7 +91,8 @@ class Live:
         """The lines of the block."""
         left = self.left_s()
         eta = f", at most {clock(left)} left" if left is not None else ""
-        lines = [f"{strong(self.where)}: {phase} {label}, {done} of {total} requests{eta}"]
+        what = label if phase == "cell" else phase
+        lines = [f"{strong(self.where)}: {what} {done}/{total}{eta}"]
         lines += [f"  {label:12} {text}" for label, text in self.intervals.items()]
         if self.canaries:
             lines.append(f"  canary {self.canaries[-1]:.1f} tok/s, first launch {self.canaries[0]:.1f}")

@@ -50,7 +50,7 @@ class Looks:
 
     def confidence(self, pairs: int) -> float:
         """Nominal confidence of an interval that is looked at after `pairs` pairs (fewer than `first` count as the first look)."""
-        if pairs >= self.last and self.first == self.last:
+        if self.first == self.last:
             return 1 - ALPHA
         place = min(max(pairs, self.first), self.last) - self.first
         return 1 - nominal_levels(self.first, self.last)[place]
