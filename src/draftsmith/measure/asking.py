@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from draftsmith.measure.endpoints import Endpoint
 from draftsmith.measure.messages import Answer, BrokenReply, Reply, Request, error_text
 from draftsmith.measure.sse import DONE, EventSplitter, parse_events
-from draftsmith.measure.wire import Address, Exchange, LostConnection, connect, request_bytes
+from draftsmith.measure.wire import SEGMENT_BYTES, Address, Exchange, LostConnection, connect, request_bytes
 
 PARSE_AT_ONCE = 32  # events; a parse of that many takes about 0.1 ms, so it does not delay other streams
 IDLE_S = 1.0  # servers close idle connections after seconds; an older one is not used again
@@ -107,6 +107,7 @@ class Connections:
     def __init__(self, url: str) -> None:
         self.address = Address.of(url)
         self.tls = ssl.create_default_context() if self.address.tls else None
+        self.segment = memoryview(bytearray(SEGMENT_BYTES))
         self.idle: list[Exchange] = []
         self.every: set[Exchange] = set()
 
@@ -117,7 +118,7 @@ class Connections:
             if exchange.open and time.perf_counter() - exchange.last_byte_s < IDLE_S:
                 return exchange
             self.drop(exchange)
-        exchange = await connect(self.address, self.tls)
+        exchange = await connect(self.address, self.tls, self.segment)
         self.every.add(exchange)
         return exchange
 
