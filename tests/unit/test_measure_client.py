@@ -130,3 +130,10 @@ def test_chunks_read_in_one_piece_belong_to_the_first() -> None:
     reply = answer.reply(make(1)[0])
     assert (reply.first_s, reply.last_s, reply.first_chunk_tokens, reply.num_chunks) == (1.0, 1.5, 3, 3)
     assert reply.arrivals == ((1.0, 1), (1.0, 3), (1.5, 4))
+
+
+def test_a_connection_that_is_used_again_is_not_given_up() -> None:
+    """Answers of about 0.3 s one after another on one connection: nothing that waits for the end of one may end the next."""
+    with MockServer(Behaviour(step_s=0.008)) as server:
+        replies = run_closed_loop(server.url, "target", [Request(f"r{i}", (100 + i, 7), 31) for i in range(5)], 1)
+    assert [(reply.ok, reply.error) for reply in replies] == [(True, "")] * 5

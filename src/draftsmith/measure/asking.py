@@ -54,7 +54,7 @@ class Reader:
         for event in events:
             if event == DONE:
                 self.done = True
-                asyncio.get_running_loop().call_later(BODY_END_S, self.give_up_body)
+                asyncio.get_running_loop().call_later(BODY_END_S, self.give_up_body, self.exchange.finished)
                 break
             self.events.append(event)
             self.times.append(now_s)
@@ -73,11 +73,14 @@ class Reader:
         except (AttributeError, KeyError, TypeError) as error:
             raise BrokenReply(f"a chunk has an unexpected shape: {str(chunk)[:200]}") from error
 
-    def give_up_body(self) -> None:
-        """The server keeps the body open after [DONE]: the reply is whole, the connection is not used again."""
-        if not self.exchange.finished.done():
+    def give_up_body(self, finished: asyncio.Future[None]) -> None:
+        """The server keeps the body open after [DONE]: the reply is whole, the connection is not used again.
+
+        finished: of this response; by now the connection may be busy with the next one.
+        """
+        if not finished.done():
             self.exchange.keep = False
-            self.exchange.finished.set_result(None)
+            finished.set_result(None)
 
     def finish(self) -> None:
         """The body has ended, or nothing more is waited for. Raises BrokenReply or another ValueError."""
