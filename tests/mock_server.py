@@ -86,6 +86,7 @@ class MockServer:
             app.router.add_post(path, self.completions)
         app.router.add_get("/metrics", self.metrics)
         app.router.add_get("/health", self.health)
+        self.add_routes(app)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         self.loop.run_until_complete(runner.setup())
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -95,6 +96,9 @@ class MockServer:
         self.loop.run_forever()
         self.loop.run_until_complete(runner.cleanup())
         self.loop.close()
+
+    def add_routes(self, app: web.Application) -> None:
+        """For servers that can do more."""
 
     async def health(self, _: web.Request) -> web.Response:
         return web.Response()

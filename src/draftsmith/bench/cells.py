@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from statistics import median
 from typing import Any
 
 import numpy as np
 
 from draftsmith.bench.context import Context
-from draftsmith.bench.latency import finish, goodput, latency, reasoning
 from draftsmith.bench.runs import ARMS, Row, Runs
 from draftsmith.engines.protocol import Arm
 from draftsmith.measure.bootstrap import LaunchTimes, hierarchical_bootstrap
+from draftsmith.measure.latency import finish_mix, latency, latency_of, reasoning, user_tok_s
 from draftsmith.measure.messages import Reply
 from draftsmith.measure.statistics import geometric_mean, method_name, num_pairs, ratio_interval, verdict
 from draftsmith.measure.stopping import accept_len_high, cannot_pay
 from draftsmith.measure.window import chunk_rounds, decode_tok_s, request_s
-from draftsmith.metrics import Acceptance, relative_gap
+from draftsmith.metrics import Acceptance, Slo, goodput, relative_gap
 
 CHUNK_TOLERANCE = 0.02
 
 
 def over_launches(values: Sequence[float]) -> Row:
     """Geometric mean with the t interval over launches; what cannot be told is None."""
-    values = [value for value in values if not math.isnan(value)]
     found = ratio_interval([math.log(value) for value in values]) if len(values) >= 2 else None
     return {
         "mean": geometric_mean(values) if values else None,
@@ -37,10 +35,13 @@ def over_launches(values: Sequence[float]) -> Row:
     }
 
 
-def per_user(replies: Sequence[Reply]) -> float:
-    """Median over requests of the decode speed, 1 / TPOT; nan when every answer came at once."""
-    rates = [rate for rate in map(decode_tok_s, replies) if not math.isnan(rate)]
-    return median(rates) if rates else math.nan
+def goodput_of(by_launch: Sequence[Sequence[Reply]], slo: Slo) -> Row | None:
+    """Goodput over all launches of an arm, each from its first send to its last token; None without limits."""
+    replies = [reply for launch in by_launch for reply in launch]
+    if not slo.limits() or not replies:
+        return None
+    window_s = sum(max(r.last_s for r in launch) - min(r.sent_s for r in launch) for launch in by_launch if launch)
+    return {**goodput([reply.ok and slo.met(latency_of(reply)) for reply in replies], window_s), "slo": slo.limits()}
 
 
 def over_prompts(runs: Runs, label: str) -> Row | None:
@@ -93,7 +94,7 @@ def total_acceptance(cells: Sequence[Row]) -> Acceptance | None:
     return total if len(counts) == len(cells) else None
 
 
-def acceptance_by_category(replies: Sequence[Reply], counted: Acceptance | None, sources: Mapping[str, str]) -> dict[str, Row] | None:
+def acceptance_by_category(replies: Sequence[Reply], counted: Acceptance | None) -> dict[str, Row] | None:
     """rounds, accept_len and survival of each prompt category. None when nobody says which request a round belonged to.
 
     Believed: what the server says of each request; else the chunks, as long as they add up to the server's counter of rounds.
@@ -104,7 +105,7 @@ def acceptance_by_category(replies: Sequence[Reply], counted: Acceptance | None,
         return None
     groups: dict[str, list[Reply]] = defaultdict(list)
     for reply in replies:
-        groups[reply.category or sources.get(reply.id, "")].append(reply)
+        groups[reply.category].append(reply)
     return {name: of_requests(groups[name], told) for name in sorted(groups)}
 
 
@@ -169,7 +170,9 @@ def summarise_cell(runs: Runs, described: Row, context: Context) -> Row:
     rates = runs.rates(label)
     for arm in ARMS:
         row[f"{arm}_tok_s"] = over_launches([rate.rate for rate in rates if rate.arm == arm])
-    row["per_user_tok_s"] = {arm: over_launches([per_user(r) for r in runs.replies_by_launch(arm, label) if r]) for arm in ARMS}
+    row["per_user_tok_s"] = {
+        arm: over_launches([speed for r in runs.replies_by_launch(arm, label) if (speed := user_tok_s(r))]) for arm in ARMS
+    }
     row["speedup"] = speedup_of(runs, label, context)
     row["verdict"] = row["speedup"].pop("says") if row["speedup"] else "inconclusive"
     row["speedup_over_prompts"] = over_prompts(runs, label)
@@ -177,12 +180,12 @@ def summarise_cell(runs: Runs, described: Row, context: Context) -> Row:
     row["output_tokens"] = {arm: sum(cell["usage_tokens"] for cell in runs.cells(arm, label)) for arm in ARMS}
     replies = {arm: runs.replies(arm, label) for arm in ARMS}
     row["latency"] = {arm: latency(replies[arm]) for arm in ARMS}
-    row["goodput"] = none_if_empty({arm: goodput(runs.replies_by_launch(arm, label), context.settings.slo) for arm in ARMS})
-    row["finish"] = {arm: finish(replies[arm]) for arm in ARMS}
+    row["goodput"] = none_if_empty({arm: goodput_of(runs.replies_by_launch(arm, label), Slo(**context.settings.slo)) for arm in ARMS})
+    row["finish"] = {arm: finish_mix(replies[arm]) for arm in ARMS}
     row["reasoning"] = none_if_empty({arm: reasoning(replies[arm]) for arm in ARMS})
     counted = total_acceptance(runs.cells("speculative", label))
     row["acceptance"] = None if counted is None else counted.as_dict()
-    row["acceptance_by_category"] = acceptance_by_category(replies["speculative"], counted, context.sources)
+    row["acceptance_by_category"] = acceptance_by_category(replies["speculative"], counted)
     row["break_even_accept_len"] = break_even_of(context, row)
     row["verdict_reason"] = ""
     if row["verdict"] == "inconclusive" and (reason := rejection(counted, row["break_even_accept_len"])):

@@ -21,7 +21,7 @@ Unit = Literal["launch", "block"]  # what is replicated: a start of the engine, 
 
 @dataclass(frozen=True)
 class Context:
-    """unit: what was replicated. break_even: entries of breakeven/summary.json. sources: prompt id -> source.
+    """unit: what was replicated. break_even: entries of breakeven/summary.json. reused: requests whose prompt was sent before, unchanged.
 
     conditions: what must agree for two runs to be compared, flat. drafter: what may differ, because it is what runs are about.
     """
@@ -31,7 +31,6 @@ class Context:
     subject: str = "EAGLE-3"
     unit: Unit = "launch"
     break_even: Sequence[Mapping[str, Any]] = ()
-    sources: Mapping[str, str] = field(default_factory=dict)
     reused: int = 0
     conditions: Mapping[str, Any] = field(default_factory=dict)
     drafter: Mapping[str, Any] = field(default_factory=dict)

@@ -119,9 +119,9 @@ def stops_paying_above(cells: Sequence[Row]) -> int | None:
 def noise_floor(runs: Runs, described: Sequence[Row], pairs: int) -> dict[str, Any] | None:
     """What two launches of the same thing differ by, in the cell where they differ most; None with fewer than two baseline launches.
 
-    From the A/A launches when there are two or more, else from the baseline launches of the pairs. ratio, low, high: launches that followed
-    each other, second over first (t interval over those ratios; None with fewer than two). detectable: the smallest speed-up that the
-    planned pairs could tell from 1 if launches scatter as these did.
+    From the A/A launches when there are two or more, else from the baseline launches of the pairs. ratio, low, high: as if every second
+    launch had another arm, in the order A A' A' A (t interval over the ratios of neighbours; None with fewer than two). detectable: the
+    smallest speed-up that the planned pairs could tell from 1 if launches scatter as these did.
     """
     measured_apart = len(runs.noise) >= 2
     launches = runs.noise if measured_apart else runs.of("baseline")
@@ -136,6 +136,7 @@ def noise_of(rates: Sequence[Any], pairs: int) -> dict[str, Any]:
     """The noise floor of one cell."""
     logs = np.log([rate.rate for rate in rates])
     ratios = [float(second - first) for first, second in zip(logs[::2], logs[1::2], strict=False)]
+    ratios = [-ratio if place % 2 else ratio for place, ratio in enumerate(ratios)]  # A A' A' A: a steady drift cancels, as in the pairs
     inside = ratio_interval(ratios) if len(ratios) >= 2 else None
     scatter = float(np.std(logs, ddof=1))
     df = 2 * pairs - (3 if pairs >= 3 else 2)

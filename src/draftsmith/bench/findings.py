@@ -5,18 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from draftsmith.bench.context import Context
+from draftsmith.bench.context import Context, named
 from draftsmith.bench.runs import ARMS, Row, Runs
 from draftsmith.bench.sentences import place
+from draftsmith.measure.latency import findings
 from draftsmith.measure.loads import size_problems
-from draftsmith.measure.messages import Reply
 from draftsmith.measure.sensors import suspicions
 from draftsmith.metrics import relative_gap
 
 LENGTH_TOLERANCE = 0.02  # output tokens of the arms may differ by this share before it is a finding
 CANARY_TOLERANCE = 0.05
-CACHED_TOLERANCE = 0.05  # share of prompt tokens that came from the prefix cache
-CLIENT_LAG_S = 0.02  # longer than this and the client, not the server, is in the times
 
 
 def find_doubts(runs: Runs, cells: Sequence[Row], noise: Row | None, context: Context) -> list[str]:
@@ -29,7 +27,15 @@ def find_doubts(runs: Runs, cells: Sequence[Row], noise: Row | None, context: Co
         found.append(
             f"{context.reused} requests repeat a prompt of the same launch: the prefix cache may have answered part of their prefill"
         )
-    return [*found, *of_noise(noise, cells), *of_lengths(runs, cells), *of_canaries(runs), *of_counters(runs), *of_client(runs, cells)]
+    return [
+        *found,
+        *of_noise(noise, cells),
+        *of_lengths(runs, cells),
+        *of_canaries(runs),
+        *of_counters(runs),
+        *of_client(runs, cells),
+        *of_arms(context),
+    ]
 
 
 def of_noise(noise: Row | None, cells: Sequence[Row]) -> Iterator[str]:
@@ -79,15 +85,15 @@ def of_counters(runs: Runs) -> Iterator[str]:
 
 
 def of_client(runs: Runs, cells: Sequence[Row]) -> Iterator[str]:
-    """Was the client quick enough, and was the prefix cache out of it?"""
+    """Was the client quick enough, did answers come in pieces that can be placed in time, was the prefix cache out of it?"""
     for cell in cells:
-        replies: list[Reply] = [reply for arm in ARMS for reply in runs.replies(arm, cell["label"])]
-        slow = sum(reply.client_lag_s > CLIENT_LAG_S for reply in replies)
-        if slow > 0.01 * len(replies):
-            yield f"{place(cell)[3:]}: the client was late to look in {slow} of {len(replies)} requests: its own load is in their times"
-        late = sum(reply.sent_s - reply.due_s > CLIENT_LAG_S for reply in replies)  # nan in a closed loop
-        if late > 0.01 * len(replies):
-            yield f"{place(cell)[3:]}: {late} of {len(replies)} requests were sent late"
-        cached = sum(reply.cached_tokens or 0 for reply in replies)
-        if cached > CACHED_TOLERANCE * max(1, sum(reply.prompt_tokens for reply in replies)):
-            yield f"{place(cell)[3:]}: {cached} prompt tokens came from the prefix cache"
+        for arm in ARMS:
+            waits = cell["load"].get("max_concurrency") is not None
+            yield from (f"{place(cell)[3:]}, {arm}: {text}" for text in findings(runs.replies(arm, cell["label"]), waits))
+
+
+def of_arms(context: Context) -> Iterator[str]:
+    """Do the arms differ in more than speculation?"""
+    wrong = [row for row in context.differences if row["matters"]]
+    if wrong:
+        yield f"the arms differ in more than speculation: {named(wrong)}"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from draftsmith.bench.context import Context
@@ -12,9 +13,11 @@ from draftsmith.engines.protocol import Launch
 from draftsmith.job import Job
 from draftsmith.manifest import Manifest, canonical_hash, hardware, tool_versions
 from draftsmith.measure.launching import launch_for
+from draftsmith.measure.prompts import Prompt
 from draftsmith.measure.protocol import NOISE_PAIR, launch_arms
 from draftsmith.measure.recorder import Cell, Planned, Workload
 from draftsmith.measure.sleeping import switch_for
+from draftsmith.measure.traces import read_trace
 from draftsmith.measure.workload import CellShape, Deck, make_workload
 
 ALGORITHM_NAMES = {"eagle3": "EAGLE-3"}
@@ -43,14 +46,18 @@ def on_set(launch: Launch, settings: BenchSettings, gpu_set: int) -> Launch:
     return launch.with_(env={"CUDA_VISIBLE_DEVICES": ",".join(map(str, settings.gpu_sets[gpu_set]))})
 
 
-def plan_workload(settings: BenchSettings, deck: Deck) -> Workload:
-    """Canary, warm-ups and cells, dealt from `deck`: closed loops first, then the open loads."""
+def plan_workload(settings: BenchSettings, deck: Deck, render: Callable[[Prompt], Prompt] | None = None) -> Workload:
+    """Canary, warm-ups and cells, dealt from `deck`: closed loops first, then the open loads. render: for prompts of a trace."""
     shapes = [CellShape(c, requests, warmup, settings.output_tokens, settings.warmup_tokens) for c, requests, warmup in settings.shapes()]
     closed = make_workload(deck, shapes, settings.canary_tokens, settings.temperature)
     opened = []
     for load in settings.loads:
         warmup = deck.deal(load.warmup_requests, settings.warmup_tokens, settings.temperature, ignore_eos=True)
-        requests = deck.deal(load.requests, settings.output_tokens, settings.temperature)
+        if load.file is None:
+            requests = deck.deal(load.requests, settings.output_tokens, settings.temperature)
+        else:
+            filler = [token for prompt in deck.prompts for token in prompt.token_ids]
+            requests = tuple(read_trace(Path(load.file), filler, render)[: load.requests])
         opened.append(Cell(load.warmup_requests, warmup, requests, load.load()))
     return Workload(closed.canary, (*closed.cells, *opened))
 
@@ -98,7 +105,7 @@ def drafter_of(job: Job) -> dict[str, Any]:
     return {"algorithm": job.drafter.algorithm, "depth": job.drafter.depth, "weights": weights}
 
 
-def make_context(settings: BenchSettings, job: Job, workload: Workload, sources: Mapping[str, str], reused: int) -> Context:
+def make_context(settings: BenchSettings, job: Job, workload: Workload, reused: int) -> Context:
     """Everything that the summary needs besides the raw lines."""
     drafter = drafter_of(job)
     break_even: Sequence[Mapping[str, Any]] = job.read("breakeven", "summary.json")["break_even"]
@@ -108,7 +115,6 @@ def make_context(settings: BenchSettings, job: Job, workload: Workload, sources:
         subject=ALGORITHM_NAMES[job.drafter.algorithm],
         unit="block" if settings.mode == "sleep" else "launch",
         break_even=break_even,
-        sources=sources,
         reused=reused,
         conditions=conditions_of(settings, job, workload),
         drafter=drafter,

@@ -74,7 +74,9 @@ class BenchSettings(Settings):
     )
     warmup_requests: tuple[int, ...] | None = Field(default=None, description="before the measured ones; default 2 x concurrency")
     loads: tuple[OpenLoad, ...] = Field(default=(), description="open loads, measured after the closed loops")
-    prompts: str = Field(default="heldout", description="heldout (of the data stage), builtin, or a file")
+    prompts: str = Field(
+        default="heldout", description="heldout (of the data stage), builtin, five (fib, qsort, arith, json, haiku), or a file"
+    )
     endpoint: Literal["completions", "chat", "generate"] = "completions"
     warmup_tokens: int = Field(default=8, ge=2, description="length of the warm-up answers")
     output_tokens: int = Field(default=96, ge=8, description="most tokens per answer; it may end earlier, as in use")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from draftsmith.bench.context import Context
 from draftsmith.bench.decide import noise_floor, reason_to_stop
 from draftsmith.bench.planning import make_context, plan_launches, plan_workload
+from draftsmith.bench.prompting import Prompting, of_recipe
 from draftsmith.bench.runs import Runs
 from draftsmith.bench.sentences import interval_text
 from draftsmith.bench.settings import BenchSettings
@@ -25,8 +26,6 @@ from draftsmith.measure.recorder import Watch
 from draftsmith.measure.sensors import Limits, Sensors
 from draftsmith.measure.sleeping import switch_for, taking_turns
 from draftsmith.measure.statistics import num_pairs
-from draftsmith.measure.workload import Deck, Prompt, builtin_prompts
-from draftsmith.samples import read_samples
 
 NAME = "bench"
 INPUTS = ("breakeven", "data", "export", "verify", "serve")
@@ -84,15 +83,14 @@ def measure(
     job: Job,
     start: Starter,
     model: str,
-    sources: Mapping[str, str],
-    prompts: Sequence[Prompt],
+    prompting: Prompting,
     watch: Watch | None = None,
 ) -> dict[str, Any]:
     """All launches that are still missing, then the summary."""
     folder = job.folder(NAME)
-    deck = Deck(prompts, settings.seed)
-    workload = plan_workload(settings, deck)
-    context = make_context(settings, job, workload, sources, deck.reused)
+    deck = prompting.deck(settings.seed)
+    workload = plan_workload(settings, deck, prompting.render)
+    context = make_context(settings, job, workload, deck.reused)
     context.write(folder)
     launches = plan_launches(settings, job)
     live = Live(job.talk, len(launches))
@@ -104,23 +102,13 @@ def measure(
     return write_summary(folder, context)
 
 
-def prompts_of(settings: BenchSettings, job: Job) -> tuple[list[Prompt], dict[str, str]]:
-    """(prompts, prompt id -> source)."""
-    if settings.prompts == "builtin":
-        prompts = builtin_prompts(job.target, job.trust_remote_code)
-        return prompts, {prompt.id: "builtin" for prompt in prompts}
-    samples = read_samples(job.folder("data") / "samples-heldout.parquet")
-    prompts = [Prompt(sample.id, tuple(int(i) for i in sample.prompt_ids)) for sample in samples]
-    return prompts, {sample.id: sample.source for sample in samples}
-
-
 def run(settings: BenchSettings, job: Job) -> dict[str, Any]:
     """Measure and write summary.json; a failed gate is a result, not an error. Raises EnvironmentFailed when an engine dies."""
-    prompts, sources = prompts_of(settings, job)
+    prompting = of_recipe(settings, job)
     engine, python = engine_for(job.engine)
     starter = engine_starter(engine, python, job.folder(NAME), job)
     watch = Watch(settings.endpoint, Sensors(gpu_reader()), Limits(foreign_cpu=settings.max_foreign_cpu))
-    summary = measure(settings, job, starter, engine.served_model, sources, prompts, watch)
+    summary = measure(settings, job, starter, engine.served_model, prompting, watch)
     job.talk.say(summary["verdict_sentence"])
     for finding in summary["findings"]:
         job.talk.say(f"note: {finding}")

@@ -38,7 +38,7 @@ def summarise(folder: Path, context: Context | None = None) -> dict[str, Any]:
     num_invalid = sum(bool(row["invalid"]) for row in runs.launches)
     noise = noise_floor(runs, described, settings.last_pair)
     findings = find_doubts(runs, cells, noise, context)
-    by_source = accept_len_by_source(runs, described, context)
+    by_source = accept_len_by_source(runs, described)
     if by_source is None and runs.of("speculative"):
         findings.append("no accept_len by source: the server does not send one chunk per round")
     gates = [judge_gate(gate, next(cell for cell in cells if is_at(gate, cell)), num_invalid) for gate in settings.all_gates]
@@ -79,11 +79,11 @@ def write_summary(folder: Path, context: Context | None = None) -> dict[str, Any
     return summary
 
 
-def accept_len_by_source(runs: Runs, described: Sequence[Row], context: Context) -> dict[str, float] | None:
+def accept_len_by_source(runs: Runs, described: Sequence[Row]) -> dict[str, float] | None:
     """accept_len of each prompt source over all speculative cells; None when rounds cannot be told apart by request."""
     labels = [cell["label"] for cell in described]
     counted = total_acceptance([cell for label in labels for cell in runs.cells("speculative", label)])
-    found = acceptance_by_category([reply for label in labels for reply in runs.replies("speculative", label)], counted, context.sources)
+    found = acceptance_by_category([reply for label in labels for reply in runs.replies("speculative", label)], counted)
     return None if found is None else {name: row["accept_len"] for name, row in found.items() if row["rounds"]}
 
 

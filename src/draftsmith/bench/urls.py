@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from draftsmith.bench.context import Context
 from draftsmith.bench.planning import plan_workload, workload_digest
+from draftsmith.bench.prompting import Prompting
 from draftsmith.bench.settings import BenchSettings
 from draftsmith.bench.stage import after_pair
 from draftsmith.bench.summary import write_summary
@@ -27,7 +28,7 @@ from draftsmith.measure.live import Live
 from draftsmith.measure.protocol import How, launch_arms, run_launches
 from draftsmith.measure.recorder import Planned, Watch, Workload
 from draftsmith.measure.sensors import Limits, Sensors
-from draftsmith.measure.workload import Deck, Prompt
+from draftsmith.measure.workload import Deck
 
 SPECULATIVE = ("depth", "draft", "spec", "topk", "model_runner")  # settings that begin so may differ between the arms
 NOT_COMPARED = ("model",)  # the name under which a server answers
@@ -89,13 +90,13 @@ def make_context(settings: BenchSettings, pair: Pair, digest: str, reused: int, 
 
 
 def bench_urls(
-    urls: tuple[str, str], settings: BenchSettings, prompts: list[Prompt], folder: Path, talk: Talk, command: str
+    urls: tuple[str, str], settings: BenchSettings, prompting: Prompting, folder: Path, talk: Talk, command: str
 ) -> dict[str, Any]:
     """All blocks that are still missing, then the summary. Raises EnvironmentFailed when a server does not answer."""
     if settings.noise_launches or settings.start_together or settings.gpu_sets or settings.mode != "launch":
         raise UsageError("servers that already run cannot be started anew", hint="without noise_launches, start_together, gpu_sets, mode")
     pair = Pair(Attached(urls[0]), Attached(urls[1]))
-    deck = Deck(prompts, settings.seed)
+    deck = prompting.deck(settings.seed)
     workloads = plan_workloads(settings, deck)
     digest = canonical_hash([workload_digest(workload) for workload in workloads])
     context = make_context(settings, pair, digest, deck.reused, command)

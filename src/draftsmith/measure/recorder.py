@@ -17,6 +17,7 @@ from draftsmith.engines.protocol import Launch
 from draftsmith.errors import InvalidMeasurement
 from draftsmith.manifest import append_jsonl
 from draftsmith.measure.client import run_load
+from draftsmith.measure.latency import acceptance_of
 from draftsmith.measure.live import Live
 from draftsmith.measure.loads import ClosedLoad, Load, load_dict
 from draftsmith.measure.messages import Reply, Request
@@ -163,7 +164,7 @@ class Recorder:
         if all(reply.ok for reply in replies):
             row |= speed(cell, replies)
         row["counter_tokens"] = None if tokens_before is None or tokens_after is None else tokens_after - tokens_before
-        counted = after - before if before is not None and after is not None else of_requests(replies, self.planned.depth)
+        counted = after - before if before is not None and after is not None else told_with_replies(replies, self.planned.depth)
         row["acceptance"] = counted.as_dict() if counted else None
         row["acceptance_source"] = None if counted is None else "counters" if after is not None else "requests"
         self.invalid += self.doubts(cell, row)
@@ -241,13 +242,10 @@ def speed(cell: Cell, replies: Sequence[Reply]) -> Row:
     return {"window_s": None, "output_tokens": None, "tok_s": request_tok_s(replies)}
 
 
-def of_requests(replies: Sequence[Reply], depth: int) -> Acceptance | None:
-    """Acceptance as the server told it with each reply; None when it did not for all of them, or for a baseline."""
-    told = [(reply.rounds, reply.reached) for reply in replies]
-    if not depth or not told or any(rounds is None or reached is None for rounds, reached in told):
-        return None
-    reached = tuple(sum(row[i] for _, row in told if row and len(row) > i) for i in range(depth))
-    return Acceptance(sum(rounds or 0 for rounds, _ in told), reached)
+def told_with_replies(replies: Sequence[Reply], depth: int) -> Acceptance | None:
+    """Acceptance from per-request data; None for a baseline, or when not every reply has it, or one is deeper than planned."""
+    deeper = any(len(reply.reached or ()) > depth for reply in replies)
+    return acceptance_of(replies, depth) if depth and not deeper else None
 
 
 def describe(row: Row) -> str:
