@@ -206,9 +206,9 @@ def draw(found: dict[str, Any], path: Path) -> None:
         axes.plot([100 * value(row) for row in found["scenarios"]], range(len(names)), marker, label=label, alpha=0.85)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
-    axes.set_xlim(0, 100)
+    axes.set_xlim(30, 101)
     axes.set_xlabel(f"95 % intervals that hold the true speed-up, % of {found['experiments']} experiments")
-    axes.legend(loc="lower left", fontsize=8)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.3, -0.1), ncol=3, fontsize=8, frameon=False)
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
 

@@ -188,8 +188,9 @@ def summarise_cell(runs: Runs, described: Row, context: Context) -> Row:
     row["acceptance_by_category"] = acceptance_by_category(replies["speculative"], counted)
     row["break_even_accept_len"] = break_even_of(context, row)
     row["verdict_reason"] = ""
-    if row["verdict"] == "inconclusive" and (reason := rejection(counted, row["break_even_accept_len"])):
-        row["verdict"], row["verdict_reason"] = "does not pay", reason
+    ended_early = context.settings.early_reject and runs.pairs_done < context.settings.last_pair
+    if ended_early and row["verdict"] == "inconclusive" and (reason := rejection(counted, row["break_even_accept_len"])):
+        row["verdict"], row["verdict_reason"] = "does not pay", reason  # the pairs that would have told were not spent
     closed = row["load"]["kind"] == "closed"
     row["predicted_speedup"] = predict(context, row["concurrency"], counted.accept_len) if counted and closed else None
     row["prediction_gap"] = None

@@ -28,6 +28,7 @@ SPENT = 0.045  # of it over the looks: t statistics of few launches cross a litt
 GRID = 801
 FUTILE_POWER = 0.10  # a chance below this of telling the effect apart by the last pair is not worth the launches
 ENOUGH_ROUNDS = 200  # from here on accept_len may end an experiment
+REJECT_MARGIN = 0.95  # break-even often comes from one launch of each kind, and noise between launches is not in its interval
 Outcome = Literal["above", "below", "open", "futile"]
 
 
@@ -124,7 +125,7 @@ def accept_len_high(counted: Acceptance) -> float:
 
 
 def cannot_pay(counted: Acceptance | None, break_even_low: float | None) -> bool:
-    """Early reject: after ENOUGH_ROUNDS rounds even the upper bound of accept_len is below the lower bound of the break-even."""
+    """Early reject: after ENOUGH_ROUNDS rounds even the upper bound of accept_len is clearly below the lower bound of the break-even."""
     if counted is None or break_even_low is None or counted.rounds < ENOUGH_ROUNDS:
         return False
-    return accept_len_high(counted) < break_even_low
+    return accept_len_high(counted) < REJECT_MARGIN * break_even_low
