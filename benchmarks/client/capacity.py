@@ -5,9 +5,11 @@
 A server of known speed (stream_server.py, its own process, the first core) sends one token per chunk and RATE tokens a second to each
 of N streams, which start together once all N requests have come; the client runs on the second core. Distorted: its mean TPOT is more
 than 5 % away from what the server's own clock says (all streams run together, so the throughput while decoding is off by the same
-share), or it does not open N streams at all. N is doubled until a client distorts, then the gap is halved. A server in Python saturates as well, at about as many chunks a
-second as the best client on a whole core, so that core is shared with BALLAST busy processes: the kernel leaves the client 1 / (1 +
-BALLAST) of it, and the numbers are streams per that share. A point at which the server itself was late is not used.
+share), or it does not open N streams at all. N is doubled until a client distorts, then the gap is halved.
+
+A server in Python saturates as well, at about as many chunks a second as the best client on a whole core, so that core is shared with
+BALLAST busy processes: the kernel leaves the client 1 / (1 + BALLAST) of it, and the numbers are streams per that share. A point at
+which the server itself was late is not used.
 """
 
 from __future__ import annotations
@@ -174,7 +176,7 @@ def main() -> None:
     parser.add_argument("--clients", nargs="+", default=list(peers.CLIENTS))
     parser.add_argument("--tokenizer", type=Path, default=peers.tokenizer())
     a = parser.parse_args()
-    peers.guidellm()
+    peers.pandas()
     began = time.time()
     points, result = [], []
     with tempfile.TemporaryDirectory() as scratch, server(a.rate, a.server_core) as url, ballast(a.ballast, a.client_core):

