@@ -162,7 +162,7 @@ def main() -> None:
                 time.sleep(COUNTER_LAG_S)
                 for name in ORDER:
                     runs.append(measured(name, load, folder))
-                    shown = {key: runs[-1][key] for key in ("output_tokens", "counted", "tok_s", "ttft_ms", "tpot_ms")}
+                    shown = {key: runs[-1][key] for key in ("output_tokens", "counted", "failed", "tok_s", "ttft_ms", "tpot_ms")}
                     talk.say(f"C={concurrency} {'forced' if forced else 'natural'} {name}: {json.dumps(shown)}")
     rows = summary(runs)
     atomic_write_json(a.out, {"took_s": round(time.time() - began), "order": ORDER, "flags": FLAGS, "summary": rows, "runs": runs})
