@@ -65,6 +65,7 @@ class MockServer:
         self.tokens = self.rounds = self.in_flight = self.most_in_flight = 0
         self.reached = [0] * self.behaviour.depth
         self.url = ""
+        self.peers: set[object] = set()
         self.loop = asyncio.new_event_loop()
         self.up = threading.Event()
         self.thread = threading.Thread(target=self.serve, daemon=True)
@@ -78,6 +79,11 @@ class MockServer:
         if self.thread.is_alive():
             self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join(10)
+
+    @property
+    def connections(self) -> int:
+        """Connections over which requests came."""
+        return len(self.peers)
 
     def serve(self) -> None:
         asyncio.set_event_loop(self.loop)
@@ -120,6 +126,7 @@ class MockServer:
     async def completions(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.seen.append(body)
+        self.peers.add(request.transport.get_extra_info("peername") if request.transport else None)
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         try:

@@ -2,8 +2,9 @@
 
     python stream_server.py --port 8765 --rate 50
 
-Each stream gets one token per chunk, `rate` a second; the streams are spread over the ticks of a timer wheel (1 ms). The server keeps
-its own record of when it sent (GET /stats, POST /reset), so a slow server is not taken for a slow client.
+Each stream gets one token per chunk, `rate` a second; the streams are spread over the ticks of a timer wheel (1 ms). After
+POST /reset?N nothing is sent until N requests have come, so that all N streams run together. The server keeps its own record of when
+it sent (GET /stats), so a slow server is not taken for a slow client.
 """
 
 from __future__ import annotations
@@ -51,14 +52,21 @@ class Wheel:
         self.next_slot = 0
         self.reset()
 
-    def reset(self) -> None:
+    def reset(self, together: int = 1) -> None:
+        self.together = together  # streams that start at the same time
+        self.waiting: list[Stream] = []
         self.sent = 0
         self.worst_late_s = 0.0
         self.finished: list[tuple[float, float, int]] = []  # first send, last send, tokens
 
     def add(self, stream: Stream) -> None:
-        self.slots[self.next_slot].append(stream)
-        self.next_slot = (self.next_slot + 1) % self.period
+        self.waiting.append(stream)
+        if len(self.waiting) < self.together:
+            return
+        for ready in self.waiting:
+            self.slots[self.next_slot].append(ready)
+            self.next_slot = (self.next_slot + 1) % self.period
+        self.waiting, self.together = [], 1
 
     async def turn(self) -> None:
         start_s, tick = time.perf_counter(), 0
@@ -105,16 +113,29 @@ class Stream(asyncio.Protocol):
         if len(body) < length:
             return
         self.buffer = body[length:]
-        self.answer(head.split(b" ", 2)[1].split(b"?")[0], body[:length])
+        path, _, query = head.split(b" ", 2)[1].partition(b"?")
+        self.answer(path, query, body[:length])
 
-    def answer(self, path: bytes, body: bytes) -> None:
+    def answer(self, path: bytes, query: bytes, body: bytes) -> None:
         if path == b"/stats":
-            self.json({"sent": self.wheel.sent, "worst_late_s": self.wheel.worst_late_s, "finished": self.wheel.finished})
+            self.json(
+                {
+                    "sent": self.wheel.sent,
+                    "worst_late_s": self.wheel.worst_late_s,
+                    "waiting": len(self.wheel.waiting),
+                    "finished": self.wheel.finished,
+                }
+            )
         elif path == b"/reset":
-            self.wheel.reset()
+            self.wheel.reset(int(query or 1))
             self.json({})
         elif path == b"/v1/models":
-            self.json({"object": "list", "data": [{"id": "target", "object": "model", "created": 0, "owned_by": "mock", "max_model_len": 1 << 20}]})
+            self.json(
+                {
+                    "object": "list",
+                    "data": [{"id": "target", "object": "model", "created": 0, "owned_by": "mock", "max_model_len": 1 << 20}],
+                }
+            )
         elif path in (b"/v1/completions", b"/v1/chat/completions"):
             self.start(path == b"/v1/chat/completions", json.loads(body))
         else:

@@ -1,6 +1,7 @@
 """When an experiment ends, what its gates say, what equal launches differ by, and which launches get which GPUs."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bench_world import BREAK_EVEN, SETTINGS, context, job, run, server, times, write, written
@@ -15,6 +16,11 @@ from mock_server import Behaviour
 
 LOOKED = SETTINGS.model_copy(update={"pairs": 2, "pairs_max": 6})
 SCATTER = (1.0, 1.02, 0.99, 1.01, 0.98, 1.03, 1.0, 0.97, 1.01, 1.02, 0.99, 1.0)
+
+
+def made(**values: Any) -> BenchSettings:
+    """As a recipe gives them."""
+    return BenchSettings.model_validate(values)
 
 
 def noisy(factor: float, spread: float = 1.0):
@@ -44,7 +50,7 @@ def test_reasons_to_end(tmp_path: Path) -> None:
 
 
 def test_a_gate_is_what_the_interval_is_compared_with(tmp_path: Path) -> None:
-    settings = LOOKED.model_copy(update={"gates": BenchSettings(concurrency=(1, 4), gates=("1.4@1", "1.1@4")).gates})
+    settings = LOOKED.model_copy(update={"gates": made(concurrency=(1, 4), gates=["1.4@1", "1.1@4"]).gates})
     write(tmp_path, settings, noisy(0.72))  # about 1.33: clear of 1 and of 1.1, clearly below 1.4? not yet
     assert reason_to_stop(tmp_path, context(settings), 2, described_cells(settings)) == ""
     summary = summarise(tmp_path, context(settings))
@@ -145,7 +151,7 @@ def test_settings_that_cannot_be_meant(update: dict) -> None:
 def test_defaults_follow_the_concurrency() -> None:
     assert BenchSettings(concurrency=(1, 16)).shapes() == [(1, 10, 2), (16, 160, 32)]
     assert [str(gate) for gate in BenchSettings(concurrency=(4,)).all_gates] == ["1@4"]
-    assert [str(gate) for gate in BenchSettings(concurrency=(4,), gates="1.25x@4").all_gates] == ["1.25@4"]
+    assert [str(gate) for gate in made(concurrency=(4,), gates="1.25x@4").all_gates] == ["1.25@4"]
 
 
 def test_an_engine_that_cannot_sleep_is_refused(tmp_path: Path) -> None:

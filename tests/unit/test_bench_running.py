@@ -64,7 +64,8 @@ class Running(MockServer):
 
 @pytest.fixture
 def servers() -> Iterator[tuple[Running, Running]]:
-    with Running(Behaviour(step_s=0.004)) as baseline, Running(Behaviour(accepted=ACCEPTED, depth=3, step_s=0.004)) as speculative:
+    baseline, speculative = Running(Behaviour(step_s=0.004)), Running(Behaviour(accepted=ACCEPTED, depth=3, step_s=0.004))
+    with baseline, speculative:
         yield baseline, speculative
 
 
@@ -148,7 +149,8 @@ def test_an_open_load(tmp_path: Path, servers: tuple[Running, Running]) -> None:
 def test_a_trace_is_replayed(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_text("".join(json.dumps({"at_s": i / 50, "max_tokens": 8, "token_ids": [100 + i, 7]}) + "\n" for i in range(6)))
-    settings = BenchSettings(pairs=2, concurrency=(), loads=[{"kind": "trace", "file": str(trace), "speed": 2.0}], canary_tokens=8)
+    values = {"pairs": 2, "concurrency": (), "loads": [{"kind": "trace", "file": str(trace), "speed": 2.0}], "canary_tokens": 8}
+    settings = BenchSettings.model_validate(values)
     summary = run(tmp_path, settings=settings)
     assert summary["cells"][0]["label"] == "trace trace.jsonl x2" and summary["gate"] == "passed" and summary["gates"] == []
     sent = [row for row in read_jsonl(tmp_path / "bench" / "requests.jsonl") if row["phase"] == "cell" and row["launch"] == 0]

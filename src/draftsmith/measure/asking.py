@@ -54,7 +54,7 @@ class Reader:
         for event in events:
             if event == DONE:
                 self.done = True
-                asyncio.get_running_loop().call_later(BODY_END_S, self.give_up_body, self.exchange.finished)
+                asyncio.get_running_loop().call_later(BODY_END_S, give_up_body, self.exchange, self.exchange.finished)
                 break
             self.events.append(event)
             self.times.append(now_s)
@@ -73,15 +73,6 @@ class Reader:
         except (AttributeError, KeyError, TypeError) as error:
             raise BrokenReply(f"a chunk has an unexpected shape: {str(chunk)[:200]}") from error
 
-    def give_up_body(self, finished: asyncio.Future[None]) -> None:
-        """The server keeps the body open after [DONE]: the reply is whole, the connection is not used again.
-
-        finished: of this response; by now the connection may be busy with the next one.
-        """
-        if not finished.done():
-            self.exchange.keep = False
-            finished.set_result(None)
-
     def finish(self) -> None:
         """The body has ended, or nothing more is waited for. Raises BrokenReply or another ValueError."""
         body = b"".join(self.plain)
@@ -93,6 +84,14 @@ class Reader:
             self.parse()
         elif body:
             self.read(json.loads(body), self.exchange.last_byte_s)
+
+
+def give_up_body(exchange: Exchange, finished: asyncio.Future[None]) -> None:
+    """The server keeps the body open after [DONE]: the reply is whole, the connection is not used again. By now the connection may be
+    answering another request, so it is told by its future which one is meant."""
+    if not finished.done():
+        exchange.keep = False
+        finished.set_result(None)
 
 
 def http_error(body: bytes) -> str:

@@ -148,7 +148,7 @@ def prompt_from(row: Mapping[str, Any], where: str, default_id: str) -> Prompt:
         raise UsageError(f"{where}: no prompt; found {there}", hint=f"expected one of {', '.join(COLUMNS)}, not empty")
     column, value = filled[0], row[filled[0]]
     if column == "token_ids":
-        ids = value if isinstance(value, list) else [None]
+        ids: list[Any] = value if isinstance(value, list) else [None]
         if not all(isinstance(i, int) and i >= 0 for i in ids):
             raise UsageError(f"{where}: token_ids is not a list of numbers from 0 up", hint="use the column prompt for text")
         return Prompt(name, tuple(ids[: row.get("num_prompt_tokens") or len(ids)]), category)
