@@ -219,7 +219,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     args = parser.parse_args()
     started = time.monotonic()
-    found = simulate(args.experiments) | {"tools": tool_versions()}
+    found: dict[str, Any] = simulate(args.experiments) | {"tools": tool_versions()}
     atomic_write_json(args.out / "coverage.json", found)
     draw(found, args.out / "coverage.svg")
     for row in found["scenarios"]:

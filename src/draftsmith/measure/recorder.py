@@ -28,6 +28,7 @@ from draftsmith.metrics import Acceptance
 REQUESTS = "requests.jsonl"
 COUNTER_TOLERANCE = 0.01  # share by which the server's token counter may differ from the sum of usage
 COUNTER_LAG_S = 3.0
+LOST, DYING_S = ("connection lost", "not sent"), 1.0
 Row = dict[str, Any]
 
 
@@ -135,10 +136,18 @@ class Recorder:
         self.answered_tokens += sum(reply.completion_tokens for reply in replies)
         failed = [reply for reply in replies if not reply.ok]
         if failed:
-            self.server.check_alive()
+            self.check_alive(failed)
             first = f"{failed[0].id}: {failed[0].error}"
             self.invalid.append(f"{phase} at {cell.label}: {len(failed)} of {len(replies)} requests failed ({first})")
         return replies
+
+    def check_alive(self, failed: Sequence[Reply]) -> None:
+        """Raise EnvironmentFailed when the engine died. A process that dies drops its connections first: after that it gets a moment."""
+        patience = time.monotonic() + (DYING_S if any(reply.error.startswith(LOST) for reply in failed) else 0)
+        self.server.check_alive()
+        while time.monotonic() < patience:
+            time.sleep(0.05)
+            self.server.check_alive()
 
     def counters(self) -> tuple[int | None, Acceptance | None]:
         """(output tokens, acceptance) since the server started. Counters that contradict each other make the launch invalid.
