@@ -43,7 +43,7 @@ def run(stream: io.StringIO, quiet: bool = False) -> Live:
     live = Live(Talk(quiet=quiet), 6, stream)
     live.launch(2, "speculative", 1)
     live.intervals = {"C=1": "1.43x (95 % interval 1.38-1.48, 2 pairs)"}
-    live.canaries, live.launch_s = [32.0], [10.0, 10.0]
+    live.canaries, live.launch_s = {"baseline": [32.0, 31.0]}, [10.0, 10.0]
     for done in range(4):
         live.last_s = 0.0
         live.progress("cell", "C=1", done, 3)
@@ -56,7 +56,7 @@ def test_a_terminal_shows_one_block() -> None:
     first, interval, canary = screen(stream.getvalue())
     assert first.startswith("launch 3 of 6, speculative, pair 2: C=1 3/3, at most 00:") and first.endswith(" left")
     assert interval.split() == ["C=1", *["1.43x", "(95", "%", "interval", "1.38-1.48,", "2", "pairs)"]]
-    assert canary == "  canary 32.0 tok/s, first launch 32.0"
+    assert canary == "  canary baseline: 31.0 tok/s, first launch 32.0"
     live.clear()
     assert screen(stream.getvalue()) == []
 

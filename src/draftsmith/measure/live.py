@@ -36,7 +36,8 @@ class Live:
         self.last_s = 0.0
         self.where = ""
         self.intervals: dict[str, str] = {}
-        self.canaries: list[float] = []
+        self.name = ""
+        self.canaries: dict[str, list[float]] = {}  # of the launches of each name: arms have speeds of their own
         self.launch_s: list[float] = []
         self.begun_s = time.monotonic()
         self.number = 0
@@ -49,7 +50,7 @@ class Live:
 
     def launch(self, number: int, name: str, pair: int) -> None:
         """Launch `number` (from 0) begins to be measured."""
-        self.number, self.begun_s = number, time.monotonic()
+        self.number, self.name, self.begun_s = number, name, time.monotonic()
         part = f"pair {pair + 1}" if pair >= 0 else "noise floor"
         self.where = f"launch {number + 1} of {self.total}, {name}, {part}"
 
@@ -68,7 +69,7 @@ class Live:
         """A launch has ended; took_s: with its start."""
         self.clear()
         if canary_tok_s:
-            self.canaries.append(canary_tok_s)
+            self.canaries.setdefault(self.name, []).append(canary_tok_s)
         self.launch_s.append(took_s)
         self.talk.say(f"launch {self.number + 1} of {self.total}, {text}")
 
@@ -94,8 +95,7 @@ class Live:
         what = label if phase == "cell" else phase
         lines = [f"{strong(self.where)}: {what} {done}/{total}{eta}"]
         lines += [f"  {label:12} {text}" for label, text in self.intervals.items()]
-        if self.canaries:
-            lines.append(f"  canary {self.canaries[-1]:.1f} tok/s, first launch {self.canaries[0]:.1f}")
+        lines += [f"  canary {name}: {rates[-1]:.1f} tok/s, first launch {rates[0]:.1f}" for name, rates in self.canaries.items()]
         return lines
 
     def draw(self, lines: Sequence[str]) -> None:
