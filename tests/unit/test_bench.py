@@ -5,14 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from bench_world import PROMPTS, SETTINGS, run, server, times, written
+from bench_world import PROMPTS, SETTINGS, job, run, server, times, written
 from pydantic import ValidationError
 
 from draftsmith.bench.cells import acceptance_by_category
 from draftsmith.bench.planning import plan_launches
+from draftsmith.bench.prompting import Prompting
 from draftsmith.bench.sentences import verdict_sentence
 from draftsmith.bench.settings import BenchSettings
-from draftsmith.bench.stage import plan
+from draftsmith.bench.stage import measure, plan
 from draftsmith.bench.summary import summarise
 from draftsmith.job import Job
 from draftsmith.manifest import read_jsonl
@@ -20,7 +21,7 @@ from draftsmith.measure.messages import Reply
 from draftsmith.measure.protocol import LAUNCHES
 from draftsmith.metrics import Acceptance
 from draftsmith.settings import DrafterSettings, EngineSettings
-from mock_server import Behaviour
+from mock_server import Behaviour, mock_starter
 from synthetic_runs import PREFILL_S
 
 
@@ -138,3 +139,24 @@ def test_sentence_for_an_inconclusive_cell() -> None:
 def test_settings_that_cannot_be_meant(update: dict) -> None:
     with pytest.raises(ValidationError):
         BenchSettings(**update)
+
+
+def test_thinking_is_told_apart_where_there_is_any(tmp_path: Path) -> None:
+    assert run(tmp_path)["cells"][0]["reasoning"] is None
+    settings = SETTINGS.model_copy(update={"endpoint": "chat"})
+    prompts = [replace(prompt, token_ids=(), messages=({"role": "user", "content": str(prompt.token_ids[0])},)) for prompt in PROMPTS]
+    starter = mock_starter(lambda p: replace(server(p), thinking=10))
+    summary = measure(settings, job(tmp_path / "thinks"), starter, "target", Prompting(prompts))
+    cell = summary["cells"][0]
+    assert cell["reasoning"] == {arm: {"reasoning_tokens": 2 * 3 * 10, "answer_tokens": 2 * 3 * 21} for arm in ("baseline", "speculative")}
+    latency = cell["latency"]["baseline"]
+    assert latency["ttfo_s"]["p50"] > latency["ttft_s"]["p50"] + 0.005, "the answer begins after ten tokens of thought"
+    assert cell["finish"]["baseline"] == {"length": 6} and cell["goodput"] is None
+
+
+def test_goodput_over_launches(tmp_path: Path) -> None:
+    summary = run(tmp_path, settings=SETTINGS.model_copy(update={"slo": {"e2e_s": 60.0}}))
+    for cell in summary["cells"]:
+        good = cell["goodput"]["baseline"]
+        assert good["share"] == 1.0 and good["low"] < 1 and good["slo"] == {"e2e_s": 60.0}
+        assert good["requests_s"] == pytest.approx(cell["baseline_tok_s"]["mean"] / 31, rel=0.5)

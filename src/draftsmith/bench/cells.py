@@ -182,7 +182,8 @@ def summarise_cell(runs: Runs, described: Row, context: Context) -> Row:
     row["latency"] = {arm: latency(replies[arm]) for arm in ARMS}
     row["goodput"] = none_if_empty({arm: goodput_of(runs.replies_by_launch(arm, label), Slo(**context.settings.slo)) for arm in ARMS})
     row["finish"] = {arm: finish_mix(replies[arm]) for arm in ARMS}
-    row["reasoning"] = none_if_empty({arm: reasoning(replies[arm]) for arm in ARMS})
+    thought = {arm: reasoning(replies[arm]) for arm in ARMS}
+    row["reasoning"] = thought if any(counts and counts["reasoning_tokens"] for counts in thought.values()) else None
     counted = total_acceptance(runs.cells("speculative", label))
     row["acceptance"] = None if counted is None else counted.as_dict()
     row["acceptance_by_category"] = acceptance_by_category(replies["speculative"], counted)

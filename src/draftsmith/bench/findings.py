@@ -20,7 +20,7 @@ CANARY_TOLERANCE = 0.05
 def find_doubts(runs: Runs, cells: Sequence[Row], noise: Row | None, context: Context) -> list[str]:
     """All findings, the experiment's first."""
     settings = context.settings
-    found = [f"{text}; the recipe asks for less" for shape in settings.shapes() for text in size_problems(*shape)]
+    found = [f"{text}; less was asked for" for shape in settings.shapes() for text in size_problems(*shape)]
     if context.unit == "block":
         found.append("one server per arm: the intervals are over blocks at it, and what another start would change is not in them")
     if context.reused:
