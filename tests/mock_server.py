@@ -66,6 +66,7 @@ class MockServer:
         self.reached = [0] * self.behaviour.depth
         self.url = ""
         self.peers: set[object] = set()
+        self.ended = False  # the server died, or was told to stop
         self.loop = asyncio.new_event_loop()
         self.up = threading.Event()
         self.thread = threading.Thread(target=self.serve, daemon=True)
@@ -76,7 +77,7 @@ class MockServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.thread.is_alive():
+        if not self.ended:
             self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join(10)
 
@@ -100,6 +101,7 @@ class MockServer:
         self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         self.up.set()
         self.loop.run_forever()
+        self.ended = True
         self.loop.run_until_complete(runner.cleanup())
         self.loop.close()
 

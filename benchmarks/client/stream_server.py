@@ -96,6 +96,7 @@ class Stream(asyncio.Protocol):
         self.first_s = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
         self.transport = transport
 
     def connection_lost(self, exc: Exception | None) -> None:
