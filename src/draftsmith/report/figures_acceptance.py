@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 
 from draftsmith.report.svg import (
     BASELINE,
+    HEIGHT,
     INK,
     MUTED,
     NOTE,
@@ -26,6 +27,7 @@ COLOUR = {"training": TRAINING, "predicted": PREDICTED, "served": BASELINE, "mea
 DASH = {"training": (0, (1, 1.5)), "predicted": (0, (4, 2)), "served": "-", "measured": "-"}  # foretold is dashed, served is not
 MARKER = {"training": "^", "predicted": "D", "served": "s", "measured": "o"}
 LABEL_GAP_PT = 11.5
+PATCH = {"facecolor": SURFACE, "edgecolor": "none", "pad": 1.5}  # a value stays readable on a line
 
 
 def by_position(series: Sequence[Row], key: str) -> str:
@@ -55,7 +57,7 @@ def by_position(series: Sequence[Row], key: str) -> str:
         ax.set_xticks(range(1, depth + 1))
         ax.set_xlabel("position of the draft" if key == "conditional" else "accepted drafts, at least")
         ax.set_ylabel("share of rounds" if key == "survival" else "share of those that got there")
-        places = spread([y for _, _, y in ends], LABEL_GAP_PT * top / 165)
+        places = spread([y for _, _, y in ends], LABEL_GAP_PT * top / (240 if key == "survival" else 165))
         for (text, colour, y), place in zip(ends, places, strict=True):
             shown = MUTED if colour == BASELINE else colour
             arrow = {"arrowstyle": "-", "color": shown, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3}
@@ -68,7 +70,7 @@ def by_position(series: Sequence[Row], key: str) -> str:
         "survival": "Share of rounds that accepted at least 1, 2, ... drafts",
         "conditional": "Acceptance of each draft, given those before it",
     }
-    return draw(f"acceptance-{key}", titles[key], said, plot)
+    return draw(f"acceptance-{key}", titles[key], said, plot, height=300 if key == "survival" else HEIGHT)
 
 
 def by_category(rows: Sequence[Row], overall: float | None) -> str:
@@ -88,7 +90,7 @@ def by_category(rows: Sequence[Row], overall: float | None) -> str:
             if row["low"] is not None:
                 ax.plot([row["low"], row["high"]], [slot, slot], color=SPECULATIVE, linewidth=5, alpha=0.3, solid_capstyle="round")
             ax.plot(row["accept_len"], slot, "o", color=SPECULATIVE, markersize=7)
-            ax.annotate(f"{row['accept_len']:.2f}", (row["accept_len"], slot), (8, 0), **{**NOTE, "ha": "left", "va": "center"})
+            ax.annotate(f"{row['accept_len']:.2f}", (row["accept_len"], slot), (8, 0), **{**NOTE, "ha": "left", "va": "center"}, bbox=PATCH)
         names = [row["category"] if len(row["category"]) <= 22 else row["category"][:21] + "…" for row in rows]
         ax.set_yticks(range(len(rows)), names)
         ax.set_ylim(len(rows) - 0.4, -0.6)

@@ -9,6 +9,8 @@ from matplotlib.axes import Axes
 
 from draftsmith.report.svg import (
     BASELINE,
+    COMMAS,
+    HEIGHT,
     INK,
     MUTED,
     NOTE,
@@ -24,6 +26,7 @@ from draftsmith.report.svg import (
 Cell = dict[str, Any]
 ARM = {"baseline": BASELINE, "speculative": SPECULATIVE}
 MARKER = {"pays": "o", "does not pay": "v", "inconclusive": "s"}  # the verdict is not told by colour alone
+TALL = 300  # the first row of plots
 CROWDED = 4  # more loads than this leave no room beside a mark
 
 
@@ -84,13 +87,14 @@ def pareto(cells: Sequence[Cell]) -> str:
         ax.set_ylim(0, ax.get_ylim()[1] * 1.06)
         ax.grid(True, axis="x")
         ax.set_xlabel("tok/s per user")
+        ax.yaxis.set_major_formatter(COMMAS)
         ax.set_ylabel("output tok/s, all users")
         legend_above(ax)
 
     said = "; ".join(
         f"{arm}, {cell['label']}: {total['mean']:.1f} at {user['mean']:.1f} per user" for arm in ARM for cell, user, total in points[arm]
     )
-    return draw("pareto", "Output tokens per second of the server against tokens per second of one user", said, plot, height=250)
+    return draw("pareto", "Output tokens per second of the server against tokens per second of one user", said, plot, height=TALL)
 
 
 def colour_of(arm: str) -> str:
@@ -114,7 +118,7 @@ def draw_arm(ax: Axes, line: Sequence[tuple[Cell, dict[str, Any], dict[str, Any]
     ax.plot(xs, ys, "o-", color=colour, markersize=5.5, label=label)
 
 
-def throughput(cells: Sequence[Cell]) -> str:
+def throughput(cells: Sequence[Cell], height: float = HEIGHT) -> str:
     """Output tokens per second of both arms: a bar for the mean, a line for its interval, a ring for each launch."""
 
     def plot(ax: Axes) -> None:
@@ -134,12 +138,13 @@ def throughput(cells: Sequence[Cell]) -> str:
                     ax.annotate(f"{rate['mean']:,.1f}", (x, max([rate["mean"], *single, rate["high"] or 0])), (0, 6), **NOTE)
         slots(ax, cells)
         ax.set_ylim(0, ax.get_ylim()[1] * 1.08)
+        ax.yaxis.set_major_formatter(COMMAS)
         ax.set_ylabel("output tok/s")
         legend_above(ax)
 
     means = [(cell["label"], arm, cell[f"{arm}_tok_s"]["mean"]) for cell in cells for arm in ARM]
     said = "; ".join(f"{label}, {arm}: {'absent' if mean is None else f'{mean:.1f}'}" for label, arm, mean in means)
-    return draw("throughput", "Output tokens per second of both arms", said, plot)
+    return draw("throughput", "Output tokens per second of both arms", said, plot, height=height)
 
 
 def speedup(cells: Sequence[Cell]) -> str:
@@ -154,18 +159,11 @@ def speedup(cells: Sequence[Cell]) -> str:
             draw_need(below, cells)
             last = below
         slots(last, cells)
-        legend_above(last if below is not None and not above.get_legend_handles_labels()[0] else above)
+        legend_above(above)
 
     ratios = [(c["label"], f"{c['speedup']['ratio']:.2f}" if c["speedup"] else "absent", c["verdict"]) for c in cells]
     said = "; ".join(f"{label}: {ratio}, {verdict}" for label, ratio, verdict in ratios)
-    return draw(
-        "speedup",
-        "Speed-up of the speculative arm with its interval",
-        said,
-        plot,
-        (1.7, 1) if with_need else (1,),
-        312 if with_need else 224,
-    )
+    return draw("speedup", "Speed-up of the speculative arm with its interval", said, plot, (1.7, 1) if with_need else (1,), TALL)
 
 
 def draw_ratios(ax: Axes, cells: Sequence[Cell]) -> None:
@@ -200,13 +198,19 @@ def draw_ratios(ax: Axes, cells: Sequence[Cell]) -> None:
 
 def draw_need(ax: Axes, cells: Sequence[Cell]) -> None:
     """accept_len needed (with interval) and served, per load."""
-    labels: dict[str, str | None] = {"needed": "accept_len needed", "served": "served"}
     for slot, cell in enumerate(cells):
         need = cell["break_even_accept_len"]
         if need is not None:
             if None not in (need["low"], need["high"]):
                 ax.plot([slot, slot], [need["low"], need["high"]], color=INK, linewidth=7, alpha=0.2, solid_capstyle="round")
-            ax.plot(slot, need["value"], "_", color=INK, markersize=18, markeredgewidth=1.8, label=labels.pop("needed", None))
+            ax.plot(
+                slot,
+                need["value"],
+                "_",
+                color=INK,
+                markersize=18,
+                markeredgewidth=1.8,
+            )
             ax.annotate(
                 f"{need['value']:.2f}",
                 (slot, need["value"]),
@@ -215,7 +219,7 @@ def draw_need(ax: Axes, cells: Sequence[Cell]) -> None:
             )
         if cell["acceptance"] is not None:
             served = cell["acceptance"]["accept_len"]
-            ax.plot(slot, served, "o", color=SPECULATIVE, markersize=6, label=labels.pop("served", None))
+            ax.plot(slot, served, "o", color=SPECULATIVE, markersize=6)
             if len(cells) <= CROWDED:
                 ax.annotate(
                     f"{served:.2f}",
@@ -224,4 +228,4 @@ def draw_need(ax: Axes, cells: Sequence[Cell]) -> None:
                     **{**NOTE, "ha": "right", "va": "center", "fontsize": 9.5, "color": SPECULATIVE},
                 )
     ax.set_ylim(1, ax.get_ylim()[1] + 0.15)
-    ax.set_ylabel("accept_len")
+    ax.set_title("accept_len: ● served, — needed to pay", loc="left", fontsize=10, color=MUTED, pad=4)

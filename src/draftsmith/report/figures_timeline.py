@@ -55,10 +55,10 @@ def host_load(row: Moment) -> tuple[float, float, float] | None:
 
 
 STRIPS: tuple[tuple[str, Reading], ...] = (
-    ("clock\nMHz", of_gpus("clock_mhz")),
-    ("GPU\n°C", of_gpus("temperature_c")),
-    ("power\nW", of_gpus("power_w")),
-    ("host\nload", host_load),
+    ("GPU clock, MHz", of_gpus("clock_mhz")),
+    ("GPU temperature, °C", of_gpus("temperature_c")),
+    ("GPU power, W", of_gpus("power_w")),
+    ("load of the host", host_load),
 )
 
 
@@ -73,7 +73,7 @@ def timeline(moments: Sequence[Moment], noise: float | None) -> str:
 
     def plot(top: Axes, *below: Axes) -> None:
         if noise is not None:
-            top.axhspan(-100 * noise, 100 * noise, color=MUTED, alpha=0.14, linewidth=0, label="noise of equal arms")
+            top.axhspan(-100 * noise, 100 * noise, color=MUTED, alpha=0.14, linewidth=0, label="A/A noise")
         top.axhline(0, color=RULE, linewidth=1)
         for slot, (row, share) in enumerate(zip(moments, shares, strict=True)):
             if share is not None:
@@ -88,7 +88,7 @@ def timeline(moments: Sequence[Moment], noise: float | None) -> str:
         low, high = top.get_ylim()
         reach = max(abs(low), abs(high), 2.0)
         top.set_ylim(-reach * 1.1, reach * 1.1)
-        top.set_ylabel("canary\n% off its\narm's median")
+        strip_title(top, "canary, % off its arm's median")
         for ax, (label, values) in zip(below, strips, strict=True):
             draw_strip(ax, label, values, moments)
         last = below[-1] if below else top
@@ -101,7 +101,7 @@ def timeline(moments: Sequence[Moment], noise: float | None) -> str:
     said = ", ".join(word + (" invalid" if is_out(row) else "") for word, row in zip(words, moments, strict=True))
     panels = (1.8, *[1.0] * len(strips))
     return draw(
-        "timeline", "The canary, one fixed request, at every launch in order", f"tok/s: {said}", plot, panels, 190 + 62 * len(strips)
+        "timeline", "The canary, one fixed request, at every launch in order", f"tok/s: {said}", plot, panels, 190 + 74 * len(strips)
     )
 
 
@@ -116,4 +116,9 @@ def draw_strip(ax: Axes, label: str, values: Sequence[tuple[float, float, float]
     room = max(high - low, 0.06 * abs(high), 0.5) - (high - low)
     ax.set_ylim(low - room / 2, high + room / 2)
     ax.yaxis.set_major_locator(MaxNLocator(3))
-    ax.set_ylabel(label)
+    strip_title(ax, label)
+
+
+def strip_title(ax: Axes, text: str) -> None:
+    """What a strip shows, over its left edge."""
+    ax.set_title(text, loc="left", fontsize=10, color=MUTED, pad=3)

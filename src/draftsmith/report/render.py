@@ -23,6 +23,7 @@ VIEWS = (
     views.present,
     views.noise_share,
     views.num_invalid,
+    views.machine,
 )
 
 
@@ -94,7 +95,7 @@ def bench_plots(verdict: dict[str, Any]) -> dict[str, str]:
     if any(figures_bench.pareto_points(cells, arm) for arm in views.ARMS):
         drawn["pareto"] = figures_bench.pareto(cells)
     if any(cell[f"{arm}_tok_s"]["mean"] is not None for cell in cells for arm in views.ARMS):
-        drawn["throughput"] = figures_bench.throughput(cells)
+        drawn["throughput"] = figures_bench.throughput(cells, figures_bench.HEIGHT if "pareto" in drawn else figures_bench.TALL)
     if any(cell["speedup"] for cell in cells):
         drawn["speedup"] = figures_bench.speedup(cells)
     if any(row["canary_tok_s"] is not None for row in verdict["timeline"]):

@@ -12,6 +12,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 # Stand-ins that matplotlib draws with; each becomes var(--role) of report.css.
 ROLES = {
@@ -31,6 +32,7 @@ INK, MUTED, RULE, SURFACE = ROLES["ink"], ROLES["muted"], ROLES["rule"], ROLES["
 BASELINE, SPECULATIVE, PREDICTED, TRAINING = ROLES["baseline"], ROLES["speculative"], ROLES["predicted"], ROLES["training"]
 VERDICT = {"pays": ROLES["pays"], "does not pay": ROLES["fails"], "inconclusive": ROLES["unsure"]}
 
+COMMAS = FuncFormatter(lambda value, _: f"{value:,.0f}")  # tok/s on an axis
 NOTE: dict[str, Any] = {
     "textcoords": "offset points",
     "ha": "center",

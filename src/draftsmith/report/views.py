@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
@@ -123,3 +124,10 @@ def num_invalid(verdict: dict[str, Any]) -> int:
         row["launch"] for row in verdict["timeline"] if row["invalid"] or row["excluded"]
     }
     return len(out)
+
+
+def machine(hardware: dict[str, Any]) -> str:
+    """2 × NVIDIA H200, 32 cores; without a GPU the processor. A GPU's memory and driver stand in the provenance."""
+    counts = Counter(gpu.split(",")[0].strip() for gpu in hardware["gpus"])
+    gpus = ", ".join(name if count == 1 else f"{count} × {name}" for name, count in counts.items())
+    return f"{gpus or hardware['cpu']}, {hardware['cores']} cores"
