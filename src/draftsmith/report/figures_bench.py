@@ -73,18 +73,15 @@ def pareto(cells: Sequence[Cell]) -> str:
             if cell["label"] in moved:
                 x, y = moved[cell["label"]]
                 ax.plot([x, user["mean"]], [y, total["mean"]], color=MUTED, linewidth=0.9, linestyle=(0, (1, 2)), zorder=1)
+        named: list[tuple[str, Cell, dict[str, Any], dict[str, Any]]] = []
         for arm, colour in ARM.items():
             lines = [[p for p in points[arm] if is_closed(p[0])], [p for p in points[arm] if not is_closed(p[0])]]
             for number, line in enumerate(filter(None, lines)):
                 draw_arm(ax, line, colour, arm if number == 0 else None)
-                for cell, user, total in line:
-                    label = f"C={cell['concurrency']}" if is_closed(cell) else cell["label"]
-                    label = label[2:] if len(line) > CROWDED and is_closed(cell) and cell is not line[0][0] else label
-                    side = {"ha": "left", "va": "bottom"} if arm == "speculative" else {"ha": "right", "va": "top"}
-                    shift = (6, 3) if arm == "speculative" else (-6, -3)
-                    ax.annotate(label, (user["mean"], total["mean"]), shift, **{**NOTE, **side, "fontsize": 9.5, "color": colour_of(arm)})
+                named += [(arm, *one) for one in line]
         ax.set_xlim(0, ax.get_xlim()[1] * 1.12)
         ax.set_ylim(0, ax.get_ylim()[1] * 1.06)
+        name_points(ax, named)
         ax.grid(True, axis="x")
         ax.set_xlabel("tok/s per user")
         ax.yaxis.set_major_formatter(COMMAS)
@@ -95,6 +92,20 @@ def pareto(cells: Sequence[Cell]) -> str:
         f"{arm}, {cell['label']}: {total['mean']:.1f} at {user['mean']:.1f} per user" for arm in ARM for cell, user, total in points[arm]
     )
     return draw("pareto", "Output tokens per second of the server against tokens per second of one user", said, plot, height=TALL)
+
+
+def name_points(ax: Axes, points: Sequence[tuple[str, Cell, dict[str, Any], dict[str, Any]]]) -> None:
+    """The load beside each point of an arm, except where the name before it is too near."""
+    last: dict[str, tuple[float, float]] = {}
+    for arm, cell, user, total in points:
+        place = (user["mean"] / ax.get_xlim()[1], total["mean"] / ax.get_ylim()[1])
+        if arm in last and abs(place[0] - last[arm][0]) < 0.06 and abs(place[1] - last[arm][1]) < 0.05:
+            continue
+        label = cell["label"] if arm not in last or not is_closed(cell) else str(cell["concurrency"])
+        last[arm] = place
+        side = {"ha": "left", "va": "bottom"} if arm == "speculative" else {"ha": "right", "va": "top"}
+        shift = (6, 3) if arm == "speculative" else (-6, -3)
+        ax.annotate(label, (user["mean"], total["mean"]), shift, **{**NOTE, **side, "fontsize": 9.5, "color": colour_of(arm)})
 
 
 def colour_of(arm: str) -> str:
@@ -170,13 +181,10 @@ def draw_ratios(ax: Axes, cells: Sequence[Cell]) -> None:
     """The marks of `speedup`."""
     crowded = len(cells) > CROWDED
     ax.axhline(1, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
-    ax.annotate(
-        "1: as fast as without",
-        (1, 1),
-        (-2, 3),
-        xycoords=("axes fraction", "data"),
-        **{**NOTE, "ha": "right", "color": MUTED, "fontsize": 9.5},
-    )
+    far = [abs(cell["speedup"]["ratio"] - 1) if cell["speedup"] else 0 for cell in (cells[0], cells[-1])]
+    x, shift, side = (0, 2, "left") if far[0] > far[1] else (1, -2, "right")  # the end with more room
+    said = {**NOTE, "ha": side, "color": MUTED, "fontsize": 9.5}
+    ax.annotate("1: as fast as without", (x, 1), (shift, 3), xycoords=("axes fraction", "data"), **said)
     for slot, cell in enumerate(cells):
         ratio, colour = cell["speedup"], VERDICT[cell["verdict"]]
         if ratio is not None:
@@ -203,20 +211,10 @@ def draw_need(ax: Axes, cells: Sequence[Cell]) -> None:
         if need is not None:
             if None not in (need["low"], need["high"]):
                 ax.plot([slot, slot], [need["low"], need["high"]], color=INK, linewidth=7, alpha=0.2, solid_capstyle="round")
-            ax.plot(
-                slot,
-                need["value"],
-                "_",
-                color=INK,
-                markersize=18,
-                markeredgewidth=1.8,
-            )
-            ax.annotate(
-                f"{need['value']:.2f}",
-                (slot, need["value"]),
-                (12, 0),
-                **{**NOTE, "ha": "left", "va": "center", "fontsize": 9.5, "color": MUTED},
-            )
+            ax.plot(slot, need["value"], "_", color=INK, markersize=18 if len(cells) <= CROWDED else 12, markeredgewidth=1.8)
+            if len(cells) <= CROWDED:
+                beside = {**NOTE, "ha": "left", "va": "center", "fontsize": 9.5, "color": MUTED}
+                ax.annotate(f"{need['value']:.2f}", (slot, need["value"]), (12, 0), **beside)
         if cell["acceptance"] is not None:
             served = cell["acceptance"]["accept_len"]
             ax.plot(slot, served, "o", color=SPECULATIVE, markersize=6)

@@ -59,13 +59,11 @@ def ratios(cells: Sequence[Cell]) -> str:
 
 
 def tone_of(verdict: dict[str, Any] | None) -> str:
-    """Which word colours the verdict: the gate's, else that of the loads when they agree."""
-    if verdict is None:
+    """Which word colours the verdict: that of the loads when they agree, unless the gate doubts it; none when they do not agree."""
+    words = {cell["verdict"] for cell in verdict["cells"]} if verdict else set()
+    if len(words) != 1 or verdict is None:
         return "none"
-    if verdict["gate"]:
-        return verdict["gate"]
-    words = {cell["verdict"] for cell in verdict["cells"]}
-    return words.pop() if len(words) == 1 else "none"
+    return verdict["gate"] if verdict["gate"] in ("failed", "inconclusive") else words.pop()
 
 
 def categories(verdict: dict[str, Any] | None) -> list[dict[str, Any]]:
