@@ -268,3 +268,15 @@ class Verdict(Part):
     arms: dict[str, Data] | None = None
     tok_s: str | None = Field(None, description="how output tok/s was measured")
     acceptance_source: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def has_a_timeline(cls, content: Any) -> Any:
+        """Version 1 had launches only: they are the moments, without sensors; why one was invalid stood in a list of its own."""
+        if not isinstance(content, dict) or content.get("timeline") or not content.get("launches"):
+            return content
+        reasons: dict[int, list[str]] = {}
+        for row in content.get("invalid") or []:
+            reasons.setdefault(row["launch"], []).append(row["reason"])
+        moments = [{**row, "invalid": reasons.get(row["launch"], [])} for row in content["launches"]]
+        return {**content, "timeline": moments}

@@ -37,14 +37,13 @@ def bench_section(folder: Path, manifest: Manifest | None) -> dict[str, Any]:
             "findings": summary.get("findings") or [],
             "canary": summary.get("canary") or [],
             "launches": rows,
-            "timeline": summary.get("timeline") or rows,
             "arms": safe_arms(summary.get("arms")),
         }
         return Verdict.model_validate(section).model_dump(mode="json")
 
 
 def launch_row(row: dict[str, Any]) -> dict[str, Any]:
-    """A launch without its secrets; of version 1 too, which is a moment of the timeline without sensors."""
+    """A launch without its secrets."""
     return {**row, "argv": masked_argv(row.get("argv") or []), "env": masked(row.get("env") or {}), "cells": row.get("cells") or []}
 
 
