@@ -13,6 +13,7 @@ from draftsmith.report.svg import (
     INK,
     MUTED,
     NOTE,
+    PATCH,
     PREDICTED,
     SPECULATIVE,
     SURFACE,
@@ -27,7 +28,6 @@ COLOUR = {"training": TRAINING, "predicted": PREDICTED, "served": BASELINE, "mea
 DASH = {"training": (0, (1, 1.5)), "predicted": (0, (4, 2)), "served": "-", "measured": "-"}  # foretold is dashed, served is not
 MARKER = {"training": "^", "predicted": "D", "served": "s", "measured": "o"}
 LABEL_GAP_PT = 11.5
-PATCH = {"facecolor": SURFACE, "edgecolor": "none", "pad": 1.5}  # a value stays readable on a line
 
 
 def by_position(series: Sequence[Row], key: str) -> str:

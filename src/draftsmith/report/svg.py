@@ -40,6 +40,7 @@ NOTE: dict[str, Any] = {
     "fontsize": 10.5,
     "color": INK,
 }  # a value beside its mark
+PATCH: dict[str, Any] = {"facecolor": SURFACE, "edgecolor": "none", "pad": 1.5}  # behind a value that stands on a line
 
 WIDTH, HEIGHT = 330, 224  # CSS pixels at scale 1
 STYLE = {
