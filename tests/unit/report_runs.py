@@ -157,9 +157,9 @@ def summary(cells: Sequence[Row], pairs: int = 4, depth: int = 4, invalid: dict[
 def write_bench(folder: Path, found: Row, engine: str = "vllm==0.32.0", gpu: str = GPU, target: str = "t" * 64) -> Path:
     """A finished bench folder with this summary."""
     atomic_write_json(folder / "summary.json", found)
-    for row in found["timeline"]:
+    for row in found.get("timeline") or [moment(c["launch"], c["arm"]) for c in found["canary"]]:
         cells = [
-            {"concurrency": one["concurrency"], "label": one["label"], "tok_s": one[f"{row['arm']}_tok_s"]["mean"]}
+            {"concurrency": one["concurrency"], "label": one.get("label"), "tok_s": one[f"{row['arm']}_tok_s"]["mean"]}
             for one in found["cells"]
         ]
         argv = ["python", "-m", "vllm", "--model", "/models/llama-3.1-8b-instruct", "--api-key", "sk-secret"]

@@ -28,7 +28,7 @@ def without_nan(content: Any) -> Any:
 class Part(BaseModel):
     """Base of everything in the report."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", json_schema_serialization_defaults_required=True)
 
 
 class Band(Part):

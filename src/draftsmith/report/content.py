@@ -90,7 +90,7 @@ def normal(content: Any) -> dict[str, Any]:
     return whole
 
 
-def json_schema() -> str:
-    """The JSON Schema of report.json, as it is shipped."""
-    schema = Report.model_json_schema(by_alias=True, mode="serialization")
+def json_schema(model: type[Part]) -> str:
+    """The JSON Schema of a report, as it is shipped (scripts/report_schema.py writes it)."""
+    schema = model.model_json_schema(by_alias=True, mode="serialization")
     return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}, indent=1) + "\n"

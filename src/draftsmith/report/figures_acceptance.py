@@ -18,6 +18,7 @@ from draftsmith.report.svg import (
     SPECULATIVE,
     SURFACE,
     TRAINING,
+    cut,
     draw,
     legend_above,
     spread,
@@ -45,7 +46,7 @@ def by_position(series: Sequence[Row], key: str) -> str:
         for one, points in lines:
             colour = COLOUR[one["kind"]]
             xs, ys = zip(*points, strict=True)
-            hollow = {"markerfacecolor": SURFACE} if one["kind"] in ("training", "predicted") else {}
+            hollow: dict[str, Any] = {"markerfacecolor": SURFACE} if one["kind"] in ("training", "predicted") else {}
             ax.plot(xs, ys, MARKER[one["kind"]], linestyle=DASH[one["kind"]], color=colour, markersize=5, linewidth=1.6, **hollow)
             if one["kind"] != "measured":
                 ends.append((one["short"], colour, ys[-1]))
@@ -91,7 +92,7 @@ def by_category(rows: Sequence[Row], overall: float | None) -> str:
                 ax.plot([row["low"], row["high"]], [slot, slot], color=SPECULATIVE, linewidth=5, alpha=0.3, solid_capstyle="round")
             ax.plot(row["accept_len"], slot, "o", color=SPECULATIVE, markersize=7)
             ax.annotate(f"{row['accept_len']:.2f}", (row["accept_len"], slot), (8, 0), **{**NOTE, "ha": "left", "va": "center"}, bbox=PATCH)
-        names = [row["category"] if len(row["category"]) <= 22 else row["category"][:21] + "…" for row in rows]
+        names = [cut(row["category"], 22) for row in rows]
         ax.set_yticks(range(len(rows)), names)
         ax.set_ylim(len(rows) - 0.4, -0.6)
         ax.set_xlim(1, max([row["accept_len"] for row in rows] + [row["high"] or 1 for row in rows]) * 1.14)

@@ -19,6 +19,7 @@ from draftsmith.report.svg import (
     SURFACE,
     VERDICT,
     WIDTH,
+    cut,
     draw,
     legend_above,
 )
@@ -27,14 +28,14 @@ Cell = dict[str, Any]
 ARM = {"baseline": BASELINE, "speculative": SPECULATIVE}
 MARKER = {"pays": "o", "does not pay": "v", "inconclusive": "s"}  # the verdict is not told by colour alone
 TALL = 300  # the first row of plots
+LONGEST = 18  # characters of a load's name
 CROWDED = 4  # more loads than this leave no room beside a mark
 
 
 def slots(ax: Axes, cells: Sequence[Cell]) -> None:
     """One slot per load, evenly spaced: bare concurrencies where all loops are closed, else the labels of the loads."""
     closed = all(is_closed(cell) for cell in cells)
-    labels = [str(cell["concurrency"]) if closed else cell["label"] for cell in cells]
-    labels = [label if len(label) <= 18 else label[:17] + "…" for label in labels]
+    labels = [str(cell["concurrency"]) if closed else cut(cell["label"], LONGEST) for cell in cells]
     ax.set_xticks(range(len(cells)), labels)
     if max(map(len, labels)) * 6.4 > (WIDTH - 50) / len(cells):
         ax.tick_params(axis="x", labelrotation=30)
@@ -105,7 +106,7 @@ def name_points(ax: Axes, points: Sequence[tuple[str, Cell, dict[str, Any], dict
         last[arm] = place
         side = {"ha": "left", "va": "bottom"} if arm == "speculative" else {"ha": "right", "va": "top"}
         shift = (6, 3) if arm == "speculative" else (-6, -3)
-        ax.annotate(label, (user["mean"], total["mean"]), shift, **{**NOTE, **side, "fontsize": 9.5, "color": colour_of(arm)})
+        ax.annotate(cut(label, LONGEST), (user["mean"], total["mean"]), shift, **{**NOTE, **side, "fontsize": 9.5, "color": colour_of(arm)})
 
 
 def colour_of(arm: str) -> str:

@@ -8,13 +8,16 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from draftsmith.report.figures_bench import MARKER
-from draftsmith.report.svg import INK, MUTED, NOTE, PATCH, VERDICT, draw
+from draftsmith.report.svg import INK, MUTED, NOTE, PATCH, VERDICT, cut, draw
 
 LONGEST_NAME = 46
 
 
 def forest(rows: Sequence[dict[str, Any]], name: str, label: str | None) -> str:
-    """A line per run under its name: speed-up with interval, and the line at 1. name: unique on the page; label: of the load, if it is one."""
+    """A line per run under its name: speed-up with interval, and the line at 1.
+
+    name: unique on the page; label: of the load, if it is one.
+    """
     at = f" at {label}" if label else ""
     shown = [row for row in rows if row["speedup"]]
 
@@ -25,9 +28,8 @@ def forest(rows: Sequence[dict[str, Any]], name: str, label: str | None) -> str:
             ax.plot([found["low"], found["high"]], [slot, slot], color=colour, linewidth=7, alpha=0.3, solid_capstyle="round")
             ax.plot(found["ratio"], slot, MARKER[row["verdict"]], color=colour, markersize=7)
             ax.annotate(f"{found['ratio']:.2f}×", (found["high"], slot), (8, 0), **{**NOTE, "ha": "left", "va": "center"})
-            run = row["run"] if len(row["run"]) <= LONGEST_NAME else row["run"][: LONGEST_NAME - 1] + "…"
             above = {**NOTE, "ha": "left", "color": MUTED, "fontsize": 10}
-            ax.annotate(run, (0, slot), (2, 8), xycoords=("axes fraction", "data"), bbox=PATCH, **above)
+            ax.annotate(cut(row["run"], LONGEST_NAME), (0, slot), (2, 8), xycoords=("axes fraction", "data"), bbox=PATCH, **above)
         ax.set_yticks([])
         ax.set_ylim(len(shown) - 0.5, -0.9)
         low, high = min(1.0, *(r["speedup"]["low"] for r in shown)), max(1.0, *(r["speedup"]["high"] for r in shown))

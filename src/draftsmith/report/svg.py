@@ -117,6 +117,11 @@ def legend_above(ax: Axes, columns: int = 3) -> None:
         ax.figure.legend(*ax.get_legend_handles_labels(), loc="outside upper left", ncols=columns, borderpad=0, borderaxespad=0.1)
 
 
+def cut(text: str, longest: int) -> str:
+    """A name that fits, with an ellipsis where it had to end; the page has it in full."""
+    return text if len(text) <= longest else text[: longest - 1] + "…"
+
+
 def spread(wanted: Sequence[float], gap: float) -> list[float]:
     """Places for labels at least `gap` apart, each as near to where it is wanted as the others allow (least squares in order)."""
     blocks: list[list[float]] = []  # [sum of (wanted - own offset), labels]: a block is moved as one
