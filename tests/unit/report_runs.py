@@ -54,9 +54,12 @@ def cell(concurrency: int, pairs: int = 4, depth: int = 4, load: Row | None = No
     half = 0.025 + 0.012 * (concurrency == 32)
     low, high = ratio * (1 - half), ratio * (1 + half)
     row: Row = {
-        "concurrency": concurrency if load is None else None,
+        "concurrency": concurrency,  # of an open load: how it warmed up
         "load": load or {"kind": "closed", "concurrency": concurrency},
         "label": f"C={concurrency}" if load is None else f"{load['rate']:g} req/s",
+        "verdict_reason": "",
+        "speedup_over_prompts": {"ratio": ratio, "low": 0.9 * ratio, "high": 1.1 * ratio, "prompts": 40},
+        "speedup_bootstrap": {"ratio": ratio, "low": 0.96 * ratio, "high": 1.04 * ratio, "launches": 8, "prompts": 40},
         "verdict": "pays" if low > 1 else "does not pay" if high < 1 else "inconclusive",
         "speedup": {"ratio": ratio, "low": low, "high": high, "pairs": pairs, "df": 2 * pairs - 3, "confidence": 0.95},
         "per_user_tok_s": {arm: band(user[arm], 0.02, pairs) for arm in ARMS},
@@ -110,7 +113,8 @@ def moment(index: int, arm: str, invalid: Sequence[str] = ()) -> Row:
         "ready_s": 96 + 3 * WOBBLE[index % 8],
         "measured_s": 290,
         "canary_tok_s": canary,
-        "sensors": {"host_load": {"min": 1.1, "mean": 2.0 + WOBBLE[index % 8], "max": 3.4}, "other_processes": 0, "gpus": [gpu]},
+        "canary_end_tok_s": 0.998 * canary,
+        "sensors": {"host_load": 2.0 + WOBBLE[index % 8], "foreign_cpu": 0.01, "other_processes": 0, "gpus": [gpu]},
         "invalid": list(invalid),
         "excluded": bool(invalid),
     }
@@ -137,7 +141,8 @@ def summary(cells: Sequence[Row], pairs: int = 4, depth: int = 4, invalid: dict[
         "gate_reason": "at concurrency 4 the interval lies above 1.1",
         "gates": [{"concurrency": 4, "min_speedup": 1.1, "result": "passed", "reason": "the interval lies above 1.1"}],
         "verdict_sentence": "EAGLE-3 with 4 drafts: " + "; ".join(f"{one['verdict']} at {one['label']}" for one in cells),
-        "noise_floor": {"ratio": 1.002, "low": 0.993, "high": 1.011, "launches": 4, "max_abs_log_ratio": 0.009},
+        "noise_floor": {"ratio": 1.002, "low": 0.993, "high": 1.011, "launches": 4, "max_abs_log_ratio": 0.009}
+        | {"scatter": 0.004, "detectable": 1.012, "label": "C=1", "source": "A/A launches"},
         "stopping": {"rule": "sequential, at most 8 pairs", "reason": "every load is decided", "pairs_done": pairs, "pairs_max": 8},
         "stops_paying_above": None,
         "timeline": timeline,
@@ -152,6 +157,23 @@ def summary(cells: Sequence[Row], pairs: int = 4, depth: int = 4, invalid: dict[
         "command": "draftsmith bench recipes/llama-eagle3.yaml",
         "arms": {arm: {"argv": ["vllm", "serve", "/models/llama-3.1-8b-instruct"], "env": {"HF_TOKEN": "hf_abc"}} for arm in ARMS},
     }
+
+
+def write_conditions(folder: Path, **changed: Any) -> None:
+    """conditions.json beside a bench."""
+    conditions = {
+        "engine": "vllm==0.32.0",
+        "target": "t" * 64,
+        "prompts": "p" * 64,
+        "sampling": "temperature 0, seed None",
+        "endpoint": "completions",
+        "gpu": ["NVIDIA H200"],
+        "cpu": "Intel Xeon, 16 cores",
+        "driver": "580.159.04",
+        "draftsmith": "0.2.0",
+        "flag max-model-len": 8192,
+    }
+    atomic_write_json(folder / "conditions.json", {"schema": 1, "conditions": conditions | changed})
 
 
 def write_bench(folder: Path, found: Row, engine: str = "vllm==0.32.0", gpu: str = GPU, target: str = "t" * 64) -> Path:

@@ -55,7 +55,7 @@ def all_invalid(found: Row) -> None:
     found["invalid"] = [{"launch": row["launch"], "arm": row["arm"], "reason": "3 of 40 requests failed"} for row in found["timeline"]]
     for row in found["timeline"]:
         row.update(invalid=["3 of 40 requests failed"], excluded=True, canary_tok_s=None, sensors=None)
-    found.update(gate="inconclusive", noise_floor=None, launches_used=0)
+    found.update(gate="inconclusive", noise_floor=None, launches_used=0, arms={"baseline": None, "speculative": None})
 
 
 def version_1(found: Row) -> None:
@@ -72,7 +72,7 @@ def version_1(found: Row) -> None:
 
 def long_labels(found: Row) -> None:
     for number, cell in enumerate(found["cells"]):
-        cell.update(label=f"{LONG} ({number})", concurrency=None, load={"kind": "trace", "file": "tuesday.jsonl", "speed": 2.0})
+        cell.update(label=f"{LONG} ({number})", load={"kind": "trace", "file": "tuesday.jsonl", "speed": 2.0})
     found["acceptance_by_category"] = None
     for cell in found["cells"]:
         cell["acceptance_by_category"] = {LONG: {"rounds": 10, "accept_len": 2.0, "survival": None}}
@@ -176,19 +176,43 @@ def test_evidence_of_the_protocol_is_shown(tmp_path: Path) -> None:
     found = runs.summary([runs.cell(c) for c in (1, 4)], invalid={5: "the canary ran 14 % below its arm's median"})
     found["differences"].append({"key": "enforce-eager", "baseline": True, "speculative": False, "matters": True})
     found["stops_paying_above"] = 64
+    found["cells"][0].update(verdict_reason="accept_len 1.20 is below the break-even 1.47")
+    found["timeline"][0]["pair"] = -1
     told = words(made(tmp_path, found)[0])
     for text in (
         "1 invalid of 8 launches",
         "launch 5: the canary ran 14 % below its arm's median",
         "The arms differ in more than speculation: enforce-eager",
         "Stops paying above concurrency 64.",
-        "Noise floor: equal arms differed by up to 0.9 %.",
+        "Noise floor: equal launches differed by up to 0.9 %; detectable from 1.012×.",
         "Ended after 4 of at most 8 pairs: every load is decided.",
         "Gate 1.1× at concurrency 4: passed",
         "draftsmith bench recipes/llama-eagle3.yaml",
         "HF_TOKEN=(hidden) vllm serve",
+        "Accept_len 1.20 is below the break-even 1.47.",
+        "0A/Abaseline",
+        "over launches (the verdict)over promptsbootstrap",
     ):
         assert text in told, text
+
+
+def test_blocks_at_running_servers_are_not_called_launches(tmp_path: Path) -> None:
+    """`bench --url` leaves no manifest, and its unit is a block."""
+    folder = runs.write_bench(tmp_path / "urls", {**runs.summary([runs.cell(1)]), "unit": "block", "arms": {"baseline": None}})
+    (folder / "manifest.json").unlink()
+    runs.write_conditions(folder, engine=None, target=None)
+    report_of([folder], tmp_path / "out")
+    report, told = json.loads((tmp_path / "out" / "report.json").read_text()), words((tmp_path / "out" / "report.html").read_text())
+    assert "4 pairs of blocks" in told and "pairs of launches" not in told
+    assert report["title"] == "urls" and report["subject"]["engine"] is None and report["subject"]["depth"] == 4
+    assert report["provenance"]["hardware"] is None and "samplingtemperature 0, seed None" in told
+
+
+def test_an_open_load_has_no_concurrency(tmp_path: Path) -> None:
+    found = runs.summary([])
+    open_loop(found)
+    cells = made(tmp_path, found)[2]["verdict"]["cells"]
+    assert [(cell["label"], cell["concurrency"]) for cell in cells] == [("0.5 req/s", None), ("2 req/s", None)]
 
 
 def test_latency_rows_are_those_that_were_measured() -> None:

@@ -72,6 +72,16 @@ def test_a_setting_of_the_load_counts_as_a_condition(tmp_path: Path) -> None:
     assert found["differences"] == [{"key": "bench output_tokens", "values": ["256", "2,048"]}]
 
 
+def test_conditions_that_bench_wrote_down_decide(tmp_path: Path) -> None:
+    places = [run(tmp_path, name, {1: (1.4, 1.5, 1.6)}) for name in ("one", "two", "other prompts")]
+    for place, prompts in zip(places, ("p", "p", "q"), strict=True):
+        runs.write_conditions(place / "bench", prompts=prompts * 64, draftsmith=f"0.2.{places.index(place)}")
+    found = joined(tmp_path, *places)[0]
+    assert [[r["name"] for r in group["runs"]] for group in found["groups"]] == [["one", "two"], ["other prompts"]]
+    assert found["differences"] == [{"key": "prompts", "values": ["sha256 pppppppppppp", "sha256 qqqqqqqqqqqq"]}]
+    assert found["groups"][0]["conditions"]["machine"] == "NVIDIA H200, Intel Xeon, 16 cores"
+
+
 def test_what_is_not_known_is_not_the_same(tmp_path: Path) -> None:
     places = [run(tmp_path, name, {1: (1.4, 1.5, 1.6)}) for name in ("one", "two")]
     for place in places:

@@ -135,29 +135,34 @@ class Load(Part):
 
 
 class Labelled(Part):
-    """A load by its name: "C=4", "2 req/s". concurrency is null where the loop is open."""
+    """A load by its name: "C=4", "2 req/s". concurrency is null where the loop is open: bench writes how it warmed up there."""
 
     label: str
     concurrency: int | None = None
+    load: Load | None = None
 
     @model_validator(mode="before")
     @classmethod
-    def has_a_label(cls, content: Any) -> Any:
+    def name_and_kind(cls, content: Any) -> Any:
         """Version 1 knew closed loops only: the label is the concurrency."""
-        if isinstance(content, dict) and not content.get("label") and content.get("concurrency") is not None:
-            return {**content, "label": f"C={content['concurrency']}"}
-        return content
+        if not isinstance(content, dict):
+            return content
+        if ((content.get("load") or {}).get("kind") or "closed") != "closed":
+            return {**content, "concurrency": None}
+        return {**content, "label": content.get("label") or f"C={content.get('concurrency')}"}
 
 
 class Cell(Labelled):
     """One load: both arms, speed-up, acceptance."""
 
-    load: Load | None = None
     verdict: Word
+    verdict_reason: str | None = None
     baseline_tok_s: Rate = Rate()
     speculative_tok_s: Rate = Rate()
     per_user_tok_s: dict[ArmName, Rate | None] | None = None
     speedup: Speedup | None
+    speedup_over_prompts: Data | None = None
+    speedup_bootstrap: Data | None = None
     predicted_speedup: float | None = None
     prediction_gap: float | None = None
     acceptance: MaybeCounted = None
@@ -201,19 +206,24 @@ class Moment(Part):
     ready_s: float | None = None
     measured_s: float | None = None
     canary_tok_s: float | None = None
+    canary_end_tok_s: float | None = None
     sensors: Data | None = None
     invalid: list[str] = []
     excluded: bool | None = None
 
 
 class NoiseFloor(Part):
-    """What two halves of the same arm differ by: smaller speed-ups cannot be seen on this machine."""
+    """What launches of the same arm differ by. detectable: the smallest speed-up that the planned pairs could tell from 1."""
 
     ratio: float | None = None
     low: float | None = None
     high: float | None = None
     launches: int | list[int] | None = None
     max_abs_log_ratio: float | None = None
+    scatter: float | None = None
+    detectable: float | None = None
+    label: str | None = None
+    source: str | None = None
 
 
 class Difference(Part):
@@ -254,6 +264,8 @@ class Verdict(Part):
     gate_reason: str | None = None
     gates: list[GateResult] | None = None
     order: str | None = None
+    unit: str = Field("launch", description="what was replicated: a launch, or a block of requests at a server that keeps running")
+    conditions: Data | None = Field(None, description="what must agree before this run may be compared with another one")
     findings: list[str] = []
     invalid: list[Invalid] = []
     canary: list[Canary] = []
@@ -265,7 +277,7 @@ class Verdict(Part):
     stops_paying_above: int | None = None
     differences: list[Difference] | None = None
     command: str | None = None
-    arms: dict[str, Data] | None = None
+    arms: dict[str, Data | None] | None = None
     tok_s: str | None = Field(None, description="how output tok/s was measured")
     acceptance_source: str | None = None
 

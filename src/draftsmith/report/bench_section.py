@@ -11,7 +11,7 @@ from draftsmith.manifest import Manifest, read_jsonl
 from draftsmith.report.bench_parts import Verdict, without_nan
 from draftsmith.report.files import shaping
 
-SUMMARY, LAUNCHES = "summary.json", "launches.jsonl"
+SUMMARY, LAUNCHES, CONDITIONS = "summary.json", "launches.jsonl", "conditions.json"
 
 
 def bench_section(folder: Path, manifest: Manifest | None) -> dict[str, Any]:
@@ -38,6 +38,7 @@ def bench_section(folder: Path, manifest: Manifest | None) -> dict[str, Any]:
             "canary": summary.get("canary") or [],
             "launches": rows,
             "arms": safe_arms(summary.get("arms")),
+            "conditions": read_conditions(folder),
         }
         return Verdict.model_validate(section).model_dump(mode="json")
 
@@ -47,8 +48,18 @@ def launch_row(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "argv": masked_argv(row.get("argv") or []), "env": masked(row.get("env") or {}), "cells": row.get("cells") or []}
 
 
+def read_conditions(folder: Path) -> dict[str, Any] | None:
+    """What bench wrote down as necessary for a comparison; None before it did."""
+    path = folder / CONDITIONS
+    if not path.is_file():
+        return None
+    with shaping(path):
+        return dict(json.loads(path.read_text())["conditions"])
+
+
 def safe_arms(arms: dict[str, Any] | None) -> dict[str, Any] | None:
     """Command and environment of each arm, without their secrets."""
     if arms is None:
         return None
-    return {arm: {**told, "argv": masked_argv(told.get("argv") or []), "env": masked(told.get("env") or {})} for arm, told in arms.items()}
+    safe = {arm: launch_row(told or {}) for arm, told in arms.items()}
+    return {arm: {"argv": row["argv"], "env": row["env"]} if row["argv"] else None for arm, row in safe.items()}

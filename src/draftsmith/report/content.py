@@ -85,7 +85,9 @@ def normal(content: Any) -> dict[str, Any]:
     rows = whole["break_even"]["rows"] if whole["break_even"] else []
     for cell in whole["verdict"]["cells"] if whole["verdict"] else []:
         need = next((r for r in rows if (r["concurrency"], r["depth"]) == (cell["concurrency"], whole["subject"]["depth"])), None)
-        if cell["break_even_accept_len"] is None and need is not None:  # summaries of version 1 leave it to the breakeven stage
+        if (
+            cell["break_even_accept_len"] is None and cell["concurrency"] is not None and need is not None
+        ):  # summaries of version 1 leave it to the breakeven stage
             cell["break_even_accept_len"] = {"value": need["accept_len"], "low": need["low"], "high": need["high"]}
     return whole
 

@@ -62,7 +62,8 @@ def build_bench(folder: Path, title: str) -> dict[str, Any]:
     manifest = Manifest.read(folder)
     verdict = bench_section(folder, manifest)
     config = manifest.config if manifest else {}
-    engine, drafter = config.get("engine") or {}, config.get("drafter") or {}
+    told = verdict["conditions"] or {}
+    engine, drafter = config.get("engine") or {"name": told.get("engine")}, config.get("drafter") or {}
     depth = config.get("depth") or json.loads((folder / SUMMARY).read_text()).get("depth")
     empty = dict.fromkeys(("break_even", "verify", "training", "data", "check", "capture", "export", "serve"))
     return normal(
@@ -75,7 +76,9 @@ def build_bench(folder: Path, title: str) -> dict[str, Any]:
             "predicted_beside_measured": predictions(None, None, verdict, None, depth),
             **empty,
             "times": None,
-            "provenance": provenance_section([manifest] if manifest else [], engine or None, drafter or None, served_model(verdict)),
+            "provenance": provenance_section(
+                [manifest] if manifest else [], engine if engine["name"] else None, drafter or None, served_model(verdict)
+            ),
             "command": {"line": verdict["command"], "recipe": None},
             "absent": [stage for stage in STAGES if stage != "bench"],
         }

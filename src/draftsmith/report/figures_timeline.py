@@ -77,6 +77,9 @@ def timeline(moments: Sequence[Moment], noise: float | None) -> str:
         top.axhline(0, color=RULE, linewidth=1)
         for slot, (row, share) in enumerate(zip(moments, shares, strict=True)):
             if share is not None:
+                if row["canary_end_tok_s"]:  # the same request again when the launch had been measured
+                    end = (1 + share) * row["canary_end_tok_s"] / row["canary_tok_s"] - 1
+                    top.plot(slot, 100 * end, "_", color=ARM.get(row["arm"], INK), markersize=9)
                 top.plot([slot, slot], [0, 100 * share], color=ARM.get(row["arm"], INK), linewidth=1.5, alpha=0.5)
         for arm, colour in ARM.items():
             points = [(slot, 100 * share) for slot, share in enumerate(shares) if share is not None and moments[slot]["arm"] == arm]

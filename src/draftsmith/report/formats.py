@@ -100,9 +100,11 @@ def plain(value: Any) -> str:
 
 
 def inner(value: Any) -> str:
-    """Inside a list or mapping: numbers as they were written, deeper structures in brackets."""
+    """Inside a list or mapping: whole numbers as they were written, deeper structures in brackets."""
     if isinstance(value, list | dict):
         return f"({plain(value)})" if value else "none"
+    if isinstance(value, float):
+        return f"{value:.6g}"
     return ABSENT if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 

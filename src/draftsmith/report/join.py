@@ -25,6 +25,7 @@ WORKLOAD = (
 )  # settings of bench that change what is measured
 MANNER = ("concurrency", "replica_env", "budget_s")  # settings of data that change how, not what
 MUST_BE_KNOWN = ("target", "engine", "machine")  # two unknown ones are not the same one
+HARMLESS = ("draftsmith",)  # recorded, but two runs that differ in it can still be compared
 BASELINE_TOLERANCE = 0.05
 
 
@@ -115,11 +116,13 @@ def unique_names(titles: Sequence[str]) -> list[str]:
 
 def conditions(content: Data) -> dict[str, str | None]:
     """What must be equal for two speed-ups to be ranked: the same question asked of the same machine. Flat: one entry per setting."""
+    told = (content["verdict"] or {}).get("conditions")
+    if told:
+        return told_by_bench(told)
     origin, configs = content["provenance"], content["provenance"].get("configs", {})
     engine, bench = origin.get("engine") or {}, configs.get("bench", {}).get("settings", {})
-    digest = origin.get("target", {}).get("sha256")
     found = {
-        "target": f"sha256 {digest[:12]}" if digest else content["subject"]["target"],
+        "target": short(origin.get("target", {}).get("sha256")) or content["subject"]["target"],
         "engine": content["subject"]["engine"],
         "machine": machine(origin["hardware"]) if origin.get("hardware") else None,
     }
@@ -130,6 +133,25 @@ def conditions(content: Data) -> dict[str, str | None]:
         "prompts": {key: value for key, value in configs.get("data", {}).get("settings", {}).items() if key not in MANNER},
     }
     return found | {f"{kind} {key}": plain(value) for kind, given in settings.items() for key, value in given.items() if value is not None}
+
+
+def told_by_bench(told: Data) -> dict[str, str | None]:
+    """As bench wrote them down; digests by their first characters."""
+    gpus = machine({"gpus": told.get("gpu") or [], "cpu": ""})
+    found = {
+        "target": short(told.get("target")),
+        "engine": told.get("engine"),
+        "machine": ", ".join(filter(None, (gpus, told.get("cpu")))) or None,
+    }
+    rest = {key: value for key, value in told.items() if key not in (*found, "gpu", "cpu", *HARMLESS)}
+    return found | {key: short(value) for key, value in sorted(rest.items()) if value is not None}
+
+
+def short(value: Any) -> str | None:
+    """A digest is told by its first characters."""
+    if isinstance(value, str) and len(value) == 64 and " " not in value:
+        return f"sha256 {value[:12]}"
+    return None if value is None else plain(value)
 
 
 def same(one: dict[str, str | None], other: dict[str, str | None]) -> bool:

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from draftsmith import __version__
 from draftsmith.report import figures_acceptance, figures_bench, figures_timeline, figures_training, views
-from draftsmith.report.formats import ABSENT, FORMATS, TONE, interval, markdown_cell, or_absent, rate
+from draftsmith.report.formats import ABSENT, FORMATS, TONE, interval, markdown_cell, number, or_absent, rate
 
 HERE = Path(__file__).parent
 VIEWS = (
@@ -21,9 +21,11 @@ VIEWS = (
     views.categories,
     views.latency_rows,
     views.present,
+    views.estimates,
     views.noise_share,
     views.num_invalid,
     views.machine,
+    views.other_tools,
 )
 
 
@@ -65,7 +67,9 @@ def make_environment(autoescape: bool, absent: str) -> Environment:
         environment.filters[form.__name__] = partial(or_absent, form, absent)
     environment.filters["tone"] = lambda word: TONE.get(word, "none")
     environment.filters["pretty"] = lambda value: json.dumps(value, indent=2, ensure_ascii=False)
-    environment.globals.update({view.__name__: view for view in VIEWS}, interval=interval, as_rate=rate, few=views.FEW)
+    environment.globals.update(
+        {view.__name__: view for view in VIEWS}, interval=interval, as_rate=rate, as_three=partial(number, digits=3), few=views.FEW
+    )
     return environment
 
 

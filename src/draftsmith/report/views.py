@@ -105,6 +105,11 @@ def latency_rows(cell: Cell) -> list[dict[str, Any]]:
     ]
 
 
+def estimates(verdict: dict[str, Any]) -> list[dict[str, Any]]:
+    """The speed-up by other estimators than the verdict's, where bench computed them."""
+    return [cell for cell in verdict["cells"] if cell["speedup"] and (cell["speedup_over_prompts"] or cell["speedup_bootstrap"])]
+
+
 def present(verdict: dict[str, Any], key: str) -> bool:
     """Does any load have this?"""
     return any(cell[key] for cell in verdict["cells"])
@@ -128,4 +133,15 @@ def machine(hardware: dict[str, Any]) -> str:
     """2 × NVIDIA H200, 32 cores; without a GPU the processor. A GPU's memory and driver stand in the provenance."""
     counts = Counter(gpu.split(",")[0].strip() for gpu in hardware["gpus"])
     gpus = ", ".join(name if count == 1 else f"{count} × {name}" for name, count in counts.items())
-    return f"{gpus or hardware['cpu']}, {hardware['cores']} cores"
+    cores = f", {hardware['cores']} cores" if "cores" in hardware else ""
+    return f"{gpus or hardware['cpu']}{cores}"
+
+
+def other_tools(origin: dict[str, Any]) -> list[tuple[str, list[str]]]:
+    """What stages say of their tools that the last one does not: ("git 306c1c37b203", its stages)."""
+    found: dict[str, list[str]] = {}
+    for stage, tools in origin["stages_with_other_tools"].items():
+        for name, version in tools.items():
+            if version != origin["tools"].get(name):
+                found.setdefault(f"{name} {version}", []).append(stage)
+    return list(found.items())
