@@ -29,6 +29,7 @@ ARM = {"baseline": BASELINE, "speculative": SPECULATIVE}
 MARKER = {"pays": "o", "does not pay": "v", "inconclusive": "s"}  # the verdict is not told by colour alone
 TALL = 300  # the first row of plots
 LONGEST = 18  # characters of a load's name
+REACH = 1.4  # of the largest mean: an interval that is wider runs out of the plot, and is told in the table
 CROWDED = 4  # more loads than this leave no room beside a mark
 
 
@@ -80,8 +81,9 @@ def pareto(cells: Sequence[Cell]) -> str:
             for number, line in enumerate(filter(None, lines)):
                 draw_arm(ax, line, colour, arm if number == 0 else None)
                 named += [(arm, *one) for one in line]
-        ax.set_xlim(0, ax.get_xlim()[1] * 1.12)
-        ax.set_ylim(0, ax.get_ylim()[1] * 1.06)
+        all_points = [point for arm in ARM for point in points[arm]]
+        ax.set_xlim(0, min(ax.get_xlim()[1], REACH * max(user["mean"] for _, user, _ in all_points)) * 1.12)
+        ax.set_ylim(0, min(ax.get_ylim()[1], REACH * max(total["mean"] for _, _, total in all_points)) * 1.06)
         name_points(ax, named)
         ax.grid(True, axis="x")
         ax.set_xlabel("tok/s per user")
@@ -135,6 +137,8 @@ def throughput(cells: Sequence[Cell], height: float = HEIGHT) -> str:
 
     def plot(ax: Axes) -> None:
         labels = {arm: arm for arm in ARM}
+        means = [cell[f"{arm}_tok_s"]["mean"] for cell in cells for arm in ARM]
+        top = REACH * max(mean for mean in means if mean is not None)
         for offset, (arm, colour) in zip((-0.2, 0.2), ARM.items(), strict=True):
             for slot, cell in enumerate(cells):
                 rate = cell[f"{arm}_tok_s"]
@@ -147,9 +151,9 @@ def throughput(cells: Sequence[Cell], height: float = HEIGHT) -> str:
                 places = [x + 0.05 * (i - (len(single) - 1) / 2) for i in range(len(single))]
                 ax.scatter(places, single, s=20 if len(cells) <= CROWDED else 8, facecolors=SURFACE, edgecolors=INK, linewidths=1, zorder=3)
                 if len(cells) <= CROWDED:
-                    ax.annotate(f"{rate['mean']:,.1f}", (x, max([rate["mean"], *single, rate["high"] or 0])), (0, 6), **NOTE)
+                    ax.annotate(f"{rate['mean']:,.1f}", (x, min(max([rate["mean"], *single, rate["high"] or 0]), top)), (0, 6), **NOTE)
         slots(ax, cells)
-        ax.set_ylim(0, ax.get_ylim()[1] * 1.08)
+        ax.set_ylim(0, min(ax.get_ylim()[1], top) * 1.08)
         ax.yaxis.set_major_formatter(COMMAS)
         ax.set_ylabel("output tok/s")
         legend_above(ax)
@@ -192,7 +196,7 @@ def draw_ratios(ax: Axes, cells: Sequence[Cell]) -> None:
             ax.plot([slot, slot], [ratio["low"], ratio["high"]], color=colour, linewidth=7, alpha=0.3, solid_capstyle="round")
             ax.plot(slot, ratio["ratio"], MARKER[cell["verdict"]], color=colour, markersize=8 if not crowded else 6)
             if crowded:
-                ax.annotate(f"{ratio['ratio']:.2f}", (slot, ratio["high"]), (0, 6), **{**NOTE, "fontsize": 10})
+                ax.annotate(f"{ratio['ratio']:.2f}", (slot, min(ratio["high"], REACH * ratio["ratio"])), (0, 6), **{**NOTE, "fontsize": 10})
             else:
                 ax.annotate(
                     f"{ratio['ratio']:.2f}×", (slot, ratio["ratio"]), (-12, 0), **{**NOTE, "ha": "right", "va": "center", "fontsize": 12.5}
@@ -200,7 +204,8 @@ def draw_ratios(ax: Axes, cells: Sequence[Cell]) -> None:
         if cell["predicted_speedup"] is not None:
             label = None if ax.get_legend_handles_labels()[0] else "predicted by the cost model"
             ax.plot(slot + 0.18, cell["predicted_speedup"], "D", markerfacecolor="none", color=PREDICTED, markersize=6, label=label)
-    low, high = ax.get_ylim()
+    ratios = [cell["speedup"]["ratio"] for cell in cells if cell["speedup"]]
+    low, high = ax.get_ylim()[0], min(ax.get_ylim()[1], REACH * max(ratios, default=1.0))
     ax.set_ylim(max(0, min(low, 0.8) - 0.05), max(high, 1.2) + 0.12 * (max(high, 1.2) - min(low, 0.8)))
     ax.set_ylabel("speed-up (×)")
 

@@ -21,6 +21,7 @@ VIEWS = (
     views.categories,
     views.latency_rows,
     views.present,
+    views.units,
     views.estimates,
     views.noise_share,
     views.num_invalid,

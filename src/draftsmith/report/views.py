@@ -110,6 +110,11 @@ def estimates(verdict: dict[str, Any]) -> list[dict[str, Any]]:
     return [cell for cell in verdict["cells"] if cell["speedup"] and (cell["speedup_over_prompts"] or cell["speedup_bootstrap"])]
 
 
+def units(verdict: dict[str, Any]) -> str:
+    """What is replicated, in the plural."""
+    return "blocks" if verdict["unit"] == "block" else "launches"
+
+
 def present(verdict: dict[str, Any], key: str) -> bool:
     """Does any load have this?"""
     return any(cell[key] for cell in verdict["cells"])
