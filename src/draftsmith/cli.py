@@ -118,7 +118,7 @@ def list_commands() -> str:
     groups = {
         "the whole road:": {"run RECIPE": "all stages in order, from target to verdict; goes on where it stopped"},
         "one stage of it:": {f"{name} RECIPE": question for name, question in STAGES.items()},
-        "around it:": {"data show FOLDER": SHOW}
+        "around it:": {"data show FOLDER": SHOW, "report RUN...": "of runs that exist: one by itself, several side by side"}
         | {f"{name}{' NAME' if example else ''}": text for name, (text, _, example) in OTHER.items()}
         | {called: text for text, _, _, called in serving.COMMANDS.values()},
     }

@@ -11,6 +11,7 @@ from markupsafe import Markup
 from draftsmith.errors import UsageError
 from draftsmith.manifest import MANIFEST, atomic_write_json, atomic_write_text
 from draftsmith.report.card import model_card
+from draftsmith.report.context import NO_VERDICT
 from draftsmith.report.figures_joined import forest
 from draftsmith.report.join import join
 from draftsmith.report.render import html, markdown, page, text
@@ -63,7 +64,7 @@ def report_of(places: Sequence[Path], output: Path) -> Answer:
     if len(contents) == 1:
         write_report(output, contents[0])
         verdict = contents[0]["verdict"]
-        said = verdict["sentence"] if verdict else "No verdict: nothing was measured in this run."
+        said = verdict["sentence"] if verdict else NO_VERDICT
         return contents[0], f"report: {output / 'report.html'}\n{said}", 0
     joined = join([(str(place), content) for place, content in zip(places, contents, strict=True)])
     short = write_joined(output, joined)
