@@ -199,7 +199,7 @@ def test_every_command_has_an_example_and_every_example_is_a_command() -> None:
     for line in examples():
         args = cli.parse(line.split()[1:])
         seen.add(args.command)
-        if getattr(args, "recipe", None) is not None:
+        if getattr(args, "recipe", None) is not None and not (ROOT / args.recipe).is_dir():  # `report` takes results, too
             load_recipe(ROOT / args.recipe, args.overrides)
     assert seen == {"run", *STAGES, "data show", *cli.OTHER, *serving.COMMANDS, *measuring.COMMANDS}
 
