@@ -83,7 +83,10 @@ def status_lines(row: Mapping[str, Any]) -> str:
     lines += [f"  {line}" for line in row.get("changed", [])]
     if "cause" in row:
         status = f"exit status {row['exit_status']}: " if row["exit_status"] is not None else ""
-        lines += [f"  {status}{row['cause']}", f"  hint: {row['hint']}"]
+        lines.append(f"  {status}{row['cause']}")
+        if row.get("first_to_end", row["cause"]) not in row["cause"]:
+            lines.append(f"  first to end: {row['first_to_end']}")
+        lines.append(f"  hint: {row['hint']}")
     if "systemd" in row:
         told = row["systemd"]
         parts = (

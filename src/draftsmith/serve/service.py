@@ -17,7 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from draftsmith.engines.process import GRACE_S, resident_pages, start_ticks, tree
+from draftsmith.engines.death import why
+from draftsmith.engines.process import GRACE_S, Ended, lost_worker, resident_pages, start_ticks, tree
 from draftsmith.engines.protocol import Engine, Launch
 from draftsmith.engines.readback import changed_settings, changed_variables
 from draftsmith.engines.registry import ENGINES
@@ -140,8 +141,14 @@ def named(name: str | None) -> list[Record]:
 
 
 def status(record: Record) -> dict[str, Any]:
-    """How a server is: state healthy, changed, starting, unhealthy, died or stopped, with what speaks for it."""
-    answered = answer(f"{record.url}/health", HEALTH_TIMEOUT_S)
+    """How a server is: state healthy, changed, starting, unhealthy, failing, died or stopped, with what speaks for it."""
+
+    def look() -> None:
+        """A server that has lost a process may hold the connection open and never answer."""
+        if lost_of(record):
+            raise ConnectionError
+
+    answered = answer(f"{record.url}/health", HEALTH_TIMEOUT_S, look)
     service = systemd.show(record.unit, record.user_unit) if record.unit else None
     alive = record.alive() if service is None else service.get("ActiveState") in ("active", "activating", "reloading")
     found: dict[str, Any] = {
@@ -160,7 +167,10 @@ def status(record: Record) -> dict[str, Any]:
     if service is not None:
         found |= {"systemd": service, "journal": systemd.journal(str(record.unit), record.user_unit)}
     pids = tree(record.pid or (service or {}).get("MainPID") or 0) if alive else []
-    if alive and answered == 200:
+    lost = lost_of(record)
+    if alive and lost is not None:
+        found |= failing(record, found, lost)
+    elif alive and answered == 200:
         try:
             found["changed"] = changed(record, log_text(record, found), pids)
             found["state"] = "changed" if found["changed"] else "healthy"
@@ -210,8 +220,21 @@ def ended(record: Record, found: Mapping[str, Any]) -> dict[str, Any]:
     word, _, code = left.read_text().strip().partition(" ") if left.exists() else ("", "", "")
     if word == "stopped":
         return {"state": "stopped"}
-    cause, hint = engine_of(record).explain_death(log_text(record, found))
-    return {"state": "died", "exit_status": int(code) if code else None, "cause": cause, "hint": hint}
+    status, lost = int(code) if code else None, lost_of(record)
+    cause, hint = why(engine_of(record), log_text(record, found), lost, 1 if status is None else status)
+    first = {"first_to_end": str(lost)} if lost else {}
+    return {"state": "died", "exit_status": status, "cause": cause, "hint": hint, **first}
+
+
+def lost_of(record: Record) -> Ended | None:
+    """The first process of a server that failed, while the engine above it may still stand. A unit has no supervisor of ours to see it."""
+    return None if record.unit else lost_worker(Path(record.log), engine_of(record).workers)
+
+
+def failing(record: Record, found: Mapping[str, Any], lost: Ended) -> dict[str, Any]:
+    """An engine that still stands and cannot serve: it has lost a process, and will follow it."""
+    cause, hint = why(engine_of(record), log_text(record, found), lost, None)
+    return {"state": "failing", "cause": cause, "hint": hint, "first_to_end": str(lost), "exit_status": None}
 
 
 def engine_of(record: Record) -> Engine:
