@@ -67,9 +67,9 @@ def public(record: Record) -> dict[str, Any]:
 
 
 def show_status(args: argparse.Namespace) -> Answer:
-    from draftsmith.serve import service
+    from draftsmith.serve import records, state
 
-    rows = [service.status(record) for record in service.named(args.name)]
+    rows = [state.status(record) for record in records.named(args.name)]
     code = 0 if all(row["state"] == "healthy" for row in rows) else UNWELL
     return {"servers": rows}, "\n".join(map(status_lines, rows)) or "no servers", code
 
@@ -102,9 +102,9 @@ def status_lines(row: Mapping[str, Any]) -> str:
 def one(name: str | None) -> Record:
     """The server of that name, or the only one. Raises UsageError."""
     from draftsmith.errors import UsageError
-    from draftsmith.serve import service
+    from draftsmith.serve import records
 
-    found = service.named(name)
+    found = records.named(name)
     if len(found) != 1:
         raise UsageError(
             f"which server? {len(found)} are known", hint=", ".join(record.name for record in found) or "draftsmith serve start RECIPE"

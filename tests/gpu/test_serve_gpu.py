@@ -26,7 +26,7 @@ from draftsmith.engines.registry import engine_for
 from draftsmith.engines.server import Server, wait_ready
 from draftsmith.errors import EnvironmentFailed
 from draftsmith.job import Talk
-from draftsmith.serve import records, service
+from draftsmith.serve import records, state
 from draftsmith.settings import EngineSettings
 from engine_fakes import alive
 
@@ -153,16 +153,16 @@ def test_a_killed_worker_is_told_within_a_second(machine: Machine, monkeypatch: 
     monkeypatch.setenv("DRAFTSMITH_HOME", str(machine.home))
     record = records.read("drafted")
     assert record is not None
-    processes = service.status(record)["processes"]
+    processes = state.status(record)["processes"]
     [worker] = [process for process in processes if process["title"].startswith(machine.kind.worker)]
     os.kill(worker["pid"], signal.SIGKILL)
     killed = time.monotonic()
-    while (told := service.status(record))["state"] not in ("failing", "died"):
+    while (told := state.status(record))["state"] not in ("failing", "died"):
         assert time.monotonic() - killed < 5, told
     machine.note("a killed worker is told", time.monotonic() - killed)
     assert time.monotonic() - killed < 1, told
     assert f"pid {worker['pid']}" in told["cause"] and "signal 9" in told["cause"]
-    while (told := service.status(record))["state"] != "died":
+    while (told := state.status(record))["state"] != "died":
         assert time.monotonic() - killed < 60, told
         time.sleep(0.1)
     machine.note("the engine of a killed worker is gone", time.monotonic() - killed)

@@ -17,7 +17,7 @@ from draftsmith.engines.server import Server, start, wait_ready
 from draftsmith.engines.startup import title
 from draftsmith.errors import EnvironmentFailed
 from draftsmith.job import Talk
-from draftsmith.serve import records, service
+from draftsmith.serve import records, service, state
 from draftsmith.serve.service import Plan
 from draftsmith.serving import status_lines
 from engine_fakes import PYTHON, FakeEngine, fake_launch
@@ -80,17 +80,17 @@ def test_status_says_failing_and_then_died(tmp_path: Path, monkeypatch: pytest.M
     launch = fake_launch(worker=1, follow_after=1.5)
     record = service.start(Plan("one", "fake==1", FakeEngine(), PYTHON, launch, Path("/r.yaml"), 20), QUIET)
     try:
-        told = service.status(record)
+        told = state.status(record)
         assert told["state"] == "healthy"
         worker = worker_of([process["pid"] for process in told["processes"]])
         os.kill(worker, signal.SIGKILL)
         killed = time.monotonic()
-        while (told := service.status(record))["state"] == "healthy":
+        while (told := state.status(record))["state"] == "healthy":
             assert time.monotonic() - killed < 1
         assert time.monotonic() - killed < 1 and told["state"] == "failing"
         assert told["cause"] == told["first_to_end"] == f"fake::worker (pid {worker}) ended by signal 9 (SIGKILL)"
         assert "failing" in status_lines(told) and str(worker) in status_lines(told) and KILLED in status_lines(told)
-        while (told := service.status(record))["state"] == "failing":
+        while (told := state.status(record))["state"] == "failing":
             assert time.monotonic() - killed < 10
             time.sleep(0.05)
         assert told["state"] == "died" and told["exit_status"] == 5
