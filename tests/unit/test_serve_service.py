@@ -74,7 +74,7 @@ def test_a_server_outlives_the_command_that_started_it(child_env: dict[str, str]
     begin = time.monotonic()
     assert service.stop("one")["said"] == "one: stopped, 5 processes ended"
     assert time.monotonic() - begin < 4 and not any(map(alive, pids))
-    assert service.stop("one") == {"name": "one", "stopped": 0, "said": "no server one is known: nothing to stop"}
+    assert service.stop("one") == {"name": "one", "stopped": 0, "runs": False, "said": "no server one is known: nothing to stop"}
 
 
 def test_two_that_start_the_same_name_at_once(child_env: dict[str, str]) -> None:

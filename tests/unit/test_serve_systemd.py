@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from draftsmith.cli import main
 from draftsmith.engines import registry
 from draftsmith.engines.protocol import Drafting, Launch
 from draftsmith.engines.vllm.engine import VLLM
@@ -164,7 +166,28 @@ def test_status_joins_what_systemd_and_the_journal_say(tmp_path: Path, monkeypat
     assert told["state"] == "died" and told["cause"] == "MemoryError: no more" and told["journal"][-1] == "MemoryError: no more"
     said["systemctl"] = SHOWN.format("inactive")
     assert state.status(record)["state"] == "stopped"
-    assert "systemctl stop draftsmith-chat.service" in service.stop("chat")["said"]
+    assert not service.stop("chat")["runs"]
+    said["systemctl"] = SHOWN.format("active")
+    told = service.stop("chat")
+    assert told["runs"] and "systemctl stop draftsmith-chat.service" in told["said"]
+
+
+def test_the_log_of_a_unit_is_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(registry.ENGINES, "vllm-cpu", VLLM)
+    environment.service_unit(plan(Launch("baseline", tmp_path, {"port": 1})), None, False, None, tmp_path / "chat.service")
+    said = {"journalctl": "INFO Initializing a V1 LLM engine\nINFO one\nINFO Starting to load model\n"}
+    monkeypatch.setattr(systemd, "ask", lambda argv: (said[argv[0]], ""))
+    for words, lines in (
+        (["-n", "1"], ["INFO Starting to load model"]),
+        (["--phase"], [f"{'engine process':18} INFO Initializing a V1 LLM engine", f"{'weights':18} INFO Starting to load model"]),
+    ):
+        assert main(["serve", "logs", "chat", "--json", *words]) == 0
+        assert json.loads(capsys.readouterr().out)["lines"] == lines
+    assert main(["serve", "logs", "chat", "-f"]) == 2
+    assert "journalctl --follow --unit draftsmith-chat.service" in capsys.readouterr().err
+    said["journalctl"] = ""
+    assert main(["serve", "logs", "chat"]) == 4
+    assert "the journal has no line of draftsmith-chat.service" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import os
 import signal
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -123,16 +123,13 @@ def recorded(plan: Plan, server: Server, mark: str) -> Record:
 
 
 def stop(name: str) -> dict[str, Any]:
-    """End a server's whole tree and forget it. A server that is gone is no error; the answer says so."""
+    """End a server's whole tree and forget it. A server that is gone is no error; the answer says so, and whether it `runs` still."""
     with records.only_one(name):
         record = records.read(name)
         if record is None:
-            return {"name": name, "stopped": 0, "said": f"no server {name} is known: nothing to stop"}
-        if record.unit and systemd.show(record.unit, record.user_unit).get("LoadState") == "not-found":
-            records.forget(name)
-            return {"name": name, "stopped": 0, "said": f"{name}: the unit {record.unit} is not installed (any more); forgotten"}
+            return {"name": name, "stopped": 0, "runs": False, "said": f"no server {name} is known: nothing to stop"}
         if record.unit:
-            return {"name": name, "stopped": 0, "said": f"{name} is run by systemd: {systemd.command(record.user_unit)} stop {record.unit}"}
+            return stop_unit(record)
         was_alive = record.alive()
         pids = set(records.marked(record.mark)) | (set(tree(record.pid)) if was_alive and record.pid else set())
         if was_alive and record.pid:
@@ -147,7 +144,19 @@ def stop(name: str) -> dict[str, Any]:
         if pids and not was_alive:
             said = f"{name}: its supervisor was gone; {len(pids)} processes that it left behind were ended"
         records.forget(name)
-        return {"name": name, "stopped": len(pids), "said": said}
+        return {"name": name, "stopped": len(pids), "runs": False, "said": said}
+
+
+def stop_unit(record: Record) -> dict[str, Any]:
+    """A server that systemd runs is systemd's to stop: what to type. One that is not installed is forgotten."""
+    shown = systemd.show(str(record.unit), record.user_unit)
+    found = {"name": record.name, "stopped": 0, "runs": not systemd.stopped(shown) and "error" not in shown}
+    if shown.get("LoadState") == "not-found":
+        records.forget(record.name)
+        return {**found, "runs": False, "said": f"{record.name}: the unit {record.unit} is not installed (any more); forgotten"}
+    if not found["runs"]:
+        return {**found, "said": f"{record.name}: the unit {record.unit} does not run"}
+    return {**found, "said": f"{record.name} is run by systemd and goes on: {systemd.command(record.user_unit)} stop {record.unit}"}
 
 
 def wait_gone(record: Record, timeout_s: float) -> None:
@@ -164,11 +173,11 @@ def why_ended(record: Record) -> str:
 # --- logs ------------------------------------------------------------------------------------------------------------
 
 
-def phase_lines(record: Record) -> list[str]:
+def phase_lines(record: Record, lines: Sequence[str]) -> list[str]:
     """The lines of a log that begin a phase of the start, each after the phase's name."""
     startup = Startup(engine_of(record).name, Path(record.log))
     found = []
-    for line in Path(record.log).read_text(errors="replace").replace("\r", "\n").splitlines():
+    for line in lines:
         before = startup.name
         startup.read(line)
         if startup.name != before:

@@ -133,6 +133,11 @@ def command(user: bool) -> str:
     return "systemctl --user" if user else "systemctl"
 
 
+def follow_command(unit: str, user: bool) -> str:
+    """What shows a unit's output as it comes."""
+    return f"journalctl{' --user' if user else ''} --follow --unit {unit}"
+
+
 def show(unit: str, user: bool) -> dict[str, Any]:
     """What systemd says about a unit; {"error": why} where it cannot be asked."""
     text, problem = ask([*command(user).split(), "show", unit, "--property", ",".join(SHOWN)])
