@@ -12,7 +12,7 @@ from draftsmith.engines.protocol import Launch
 from draftsmith.engines.rootcause import find_cause
 from draftsmith.metrics import Acceptance
 
-# argv: PORT READY_AFTER_S DIE_AFTER_S GRANDCHILDREN WORKER FOLLOW_AFTER_S; a time below zero means never.
+# argv: PORT READY_AFTER_S DIE_AFTER_S GRANDCHILDREN WORKER FOLLOW_AFTER_S LOST_PORT; a time below zero means never.
 # WORKER 1: one with a title; 2: its end is collected at once, so that it is never a zombie. When it has ended, requests hang as in SGLang,
 # and the engine dies FOLLOW_AFTER_S later.
 PROGRAM = r"""
@@ -37,6 +37,8 @@ def lost():
     except (FileNotFoundError, ProcessLookupError):
         return True
 print("fake engine loads", flush=True)
+if int(sys.argv[7]):  # as SGLang does: it says that it lost its port, and goes on
+    print("ERROR:    [Errno 98] error while attempting to bind on address ('127.0.0.1', 1): address already in use", flush=True)
 
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
@@ -73,7 +75,7 @@ Server(("127.0.0.1", port), Handler).serve_forever(poll_interval=0.02)
 
 
 class FakeEngine:
-    """Flags: ready-after, die-after (seconds), grandchildren (0 to 3), worker (0 to 2), follow-after (seconds)."""
+    """Flags: ready-after, die-after (seconds), grandchildren (0 to 3), worker (0 to 2), follow-after (seconds), lost-port (0 or 1)."""
 
     name: ClassVar[str] = "fake"
     served_model: ClassVar[str] = "target"
@@ -81,8 +83,8 @@ class FakeEngine:
     workers: ClassVar[str] = "^fake::"
 
     def argv(self, python: Path, launch: Launch, port: int) -> list[str]:
-        chosen = {"ready-after": 0.1, "die-after": -1, "grandchildren": 0, "worker": 0, "follow-after": -1} | dict(launch.flags)
-        words = (chosen[name] for name in ("ready-after", "die-after", "grandchildren", "worker", "follow-after"))
+        defaults = {"ready-after": 0.1, "die-after": -1, "grandchildren": 0, "worker": 0, "follow-after": -1, "lost-port": 0}
+        words = (launch.flags.get(name, value) for name, value in defaults.items())
         return [str(python), "-c", PROGRAM, str(port), *map(str, words)]
 
     def env(self, launch: Launch) -> dict[str, str]:

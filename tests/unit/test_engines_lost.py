@@ -45,7 +45,8 @@ def test_a_lost_worker_is_noticed_although_the_server_holds_the_connection_open(
         os.kill(worker, signal.SIGKILL)
         killed = time.monotonic()
         with pytest.raises(EnvironmentFailed, match=r"fake has lost a process in .*: fake::worker") as caught:
-            server.get("/health")
+            while time.monotonic() - killed < 1:  # the first may be answered before the worker is gone
+                server.get("/health")
         assert time.monotonic() - killed < 1
         assert server.process.poll() is None
         assert f"(pid {worker}) ended by signal 9 (SIGKILL)" in caught.value.message or (
@@ -70,6 +71,16 @@ def test_a_start_that_loses_a_worker_does_not_wait_for_its_timeout(tmp_path: Pat
         ) as caught:
             wait_ready([server], 60, QUIET)
         assert time.monotonic() - killed < 1 and CRASHED in caught.value.hint
+    finally:
+        server.stop()
+
+
+def test_a_start_that_is_lost_is_given_up_although_the_engine_goes_on(tmp_path: Path) -> None:
+    server = Server(FakeEngine(), PYTHON, fake_launch(ready_after=-1, lost_port=1), tmp_path / "log")
+    try:
+        with pytest.raises(EnvironmentFailed, match=r"fake cannot go on in start of the process: .*address already in use") as caught:
+            wait_ready([server], 20, QUIET)
+        assert server.process.poll() is None and "another process took the port" in caught.value.hint
     finally:
         server.stop()
 

@@ -69,8 +69,8 @@ def test_a_lost_worker_counts_only_when_nothing_tells_more() -> None:
 def test_what_engines_say_of_gpus_and_of_killed_processes() -> None:
     """As read in the sources of vLLM 0.26.0 and SGLang 0.5.17."""
     log = (
-        "ValueError: Free memory on device cuda:0 (3.10/139.81 GiB) on startup is less than desired GPU memory utilization (0.9, 125.83 GiB)."
-        " Decrease GPU memory utilization or reduce GPU memory used by other processes.\n"
+        "ValueError: Free memory on device cuda:0 (3.10/139.81 GiB) on startup is less than desired GPU memory utilization"
+        " (0.9, 125.83 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes.\n"
     )
     cause, hint = find_cause(log, "vllm")
     assert "3.10/139.81 GiB" in cause and cause.endswith("(0.9, 125.83 GiB)") and "gpu-memory-utilization" in hint

@@ -215,6 +215,12 @@ def wait_ready(servers: Sequence[Server], timeout_s: float, talk: Talk, stall_s:
             waited = now - server.process.started
             if server.startup.look():
                 talk.say(f"{server.label}: {server.startup}")
+            if server.startup.fatal:
+                server.check_alive()
+                cause, hint = server.engine.explain_death(tail(server.log))
+                raise EnvironmentFailed(
+                    f"{server.engine.name} cannot go on in {server.startup}: {cause}", hint=f"{hint}; log: {server.log}"
+                )
             if server.is_ready():
                 server.ready_s = now - server.process.started
                 waiting.remove(server)
