@@ -12,7 +12,7 @@ import pytest
 
 from draftsmith.engines import registry
 from draftsmith.engines.death import CRASHED, KILLED, why
-from draftsmith.engines.process import Ended, lost_worker
+from draftsmith.engines.process import Ended, EngineProcess, lost_worker
 from draftsmith.engines.server import Server, start, wait_ready
 from draftsmith.engines.startup import title
 from draftsmith.errors import EnvironmentFailed
@@ -73,6 +73,29 @@ def test_a_start_that_loses_a_worker_does_not_wait_for_its_timeout(tmp_path: Pat
         assert time.monotonic() - killed < 1 and CRASHED in caught.value.hint
     finally:
         server.stop()
+
+
+def test_a_process_that_takes_long_to_end_is_noted_once_and_with_its_signal(tmp_path: Path) -> None:
+    """Two gigabytes of memory take a moment to give back: it is seen on its way out, and again when it has ended."""
+    child = "import time; b = bytearray(2 << 30); b[:: 4096] = bytes([1]) * (len(b) // 4096); print('full', flush=True); time.sleep(600)"
+    parent = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {child!r}]).wait(); import time; time.sleep(600)"
+    process = EngineProcess([str(PYTHON), "-c", parent], {}, tmp_path / "log")
+    try:
+        while "full" not in (tmp_path / "log").read_text():
+            time.sleep(0.05)
+        time.sleep(LOOKED_S)
+        [pid] = [pid for pid in process.pids() if pid != process.pid]
+        os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + 5
+        while not (found := process.lost(".")):
+            assert time.monotonic() < deadline
+        assert (found.pid, found.status) == (pid, -9)
+        while Path("/proc", str(pid)).exists():
+            assert time.monotonic() < deadline
+        time.sleep(0.5)
+        assert len((tmp_path / "log.workers").read_text().splitlines()) == 1
+    finally:
+        process.stop()
 
 
 def test_a_start_that_is_lost_is_given_up_although_the_engine_goes_on(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ POLL_S = 0.2  # how often a changed parent is looked for; end of file and exits 
 LOOK_S = 1.0  # how often new processes are looked for
 # pidfd.h: PIDFD_GET_INFO with 64 bytes, and its PIDFD_INFO_EXIT, which Linux 6.15 and newer fill in for a process that was reaped
 GET_INFO, INFO_BYTES, INFO_EXIT = 0xC040FF0B, 64, 8
+PF_EXITING = 4  # in the flags of /proc/PID/stat
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -40,13 +41,9 @@ def descendants() -> list[int]:
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
-            try:
-                # "pid (name) state ppid ..."; the name may hold spaces and parentheses
-                state, parent = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()[:2]
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if state != "Z":
-                children.setdefault(int(parent), []).append(int(entry))
+            fields = stat_of(int(entry))
+            if fields and fields[0] != "Z":
+                children.setdefault(int(fields[1]), []).append(int(entry))
     found, front = [], [os.getpid()]
     while front:
         front = [child for parent in front for child in children.get(parent, [])]
@@ -137,15 +134,26 @@ class Workers:
 
     def __init__(self, engine: int, log: str, poll: select.poll) -> None:
         self.engine, self.path, self.poll = engine, Path(f"{log}.workers"), poll
-        self.looked = 0.0
+        self.looked = self.looked_at_exits = 0.0
         self.titles: dict[int, list[str]] = {}  # pid -> what it was called in each look, the last two
         self.pidfds: dict[int, int] = {}  # pidfd -> pid
+        self.noted: set[int] = set()
 
     def look(self) -> None:
-        """Find new processes, and what the others are called now."""
-        if time.monotonic() - self.looked < LOOK_S:
+        """Note those that are on their way out, find new processes, and what the others are called now.
+
+        A process with a hundred gigabytes on a GPU takes seconds to end; that it will, and by which signal, is known from the start.
+        """
+        now = time.monotonic()
+        if now - self.looked_at_exits >= POLL_S:
+            self.looked_at_exits = now
+            for pid in self.titles:
+                fields = stat_of(pid)
+                if fields and int(fields[6]) & PF_EXITING and fields[-1] != "0":
+                    self.note(pid, os.waitstatus_to_exitcode(int(fields[-1])))
+        if now - self.looked < LOOK_S:
             return
-        self.looked = time.monotonic()
+        self.looked = now
         here = [pid for pid in descendants() if pid != self.engine]
         for pid in here:
             if pid not in self.titles:
@@ -160,11 +168,17 @@ class Workers:
     def ended(self, pidfd: int) -> None:
         """A process that was looked at has ended."""
         pid = self.pidfds.pop(pidfd)
-        titles = self.titles.pop(pid)
-        status = exit_status(pid, pidfd)
+        self.note(pid, exit_status(pid, pidfd))
+        self.noted.discard(pid)
+        del self.titles[pid]
         self.poll.unregister(pidfd)
         os.close(pidfd)
-        if len(titles) > 1:
+
+    def note(self, pid: int, status: int | None) -> None:
+        """Write it down, once."""
+        titles = self.titles[pid]
+        if len(titles) > 1 and pid not in self.noted:
+            self.noted.add(pid)
             line = json.dumps({"pid": pid, "title": titles[-1] or titles[0], "status": status, "at": round(time.time(), 3)})
             with self.path.open("a") as file:
                 file.write(line + "\n")
@@ -178,14 +192,19 @@ def title_of(pid: int) -> str:
         return ""
 
 
+def stat_of(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the state on; empty when the process is gone. The name in front may hold spaces and parentheses."""
+    try:
+        return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
 def exit_status(pid: int, pidfd: int) -> int | None:
     """How a process ended that is not our child: from /proc while it is a zombie, from its pidfd once it was reaped."""
-    try:
-        fields = Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()
-        if fields[0] == "Z":
-            return os.waitstatus_to_exitcode(int(fields[-1]))
-    except (FileNotFoundError, ProcessLookupError):
-        pass
+    fields = stat_of(pid)
+    if fields and fields[0] == "Z":
+        return os.waitstatus_to_exitcode(int(fields[-1]))
     info = bytearray(INFO_BYTES)
     struct.pack_into("Q", info, 0, INFO_EXIT)
     try:
