@@ -24,6 +24,7 @@ from engine_fakes import PYTHON, FakeEngine, fake_launch
 
 QUIET = Talk(quiet=True)
 LOOKED_S = 2.5  # by then the supervisor has seen a process twice
+NOTICED_S = 3.0  # some tenths of a second, and the rest for a machine that has other work; without our looking it is five and more
 NEVER_ZOMBIE = 2
 
 
@@ -45,9 +46,9 @@ def test_a_lost_worker_is_noticed_although_the_server_holds_the_connection_open(
         os.kill(worker, signal.SIGKILL)
         killed = time.monotonic()
         with pytest.raises(EnvironmentFailed, match=r"fake has lost a process in .*: fake::worker") as caught:
-            while time.monotonic() - killed < 1:  # the first may be answered before the worker is gone
+            while time.monotonic() - killed < NOTICED_S:  # the first may be answered before the worker is gone
                 server.get("/health")
-        assert time.monotonic() - killed < 1
+        assert time.monotonic() - killed < NOTICED_S
         assert server.process.poll() is None
         assert f"(pid {worker}) ended by signal 9 (SIGKILL)" in caught.value.message or (
             kind == NEVER_ZOMBIE and kernel() < (6, 15) and "only its parent knows" in caught.value.message
@@ -70,7 +71,7 @@ def test_a_start_that_loses_a_worker_does_not_wait_for_its_timeout(tmp_path: Pat
             EnvironmentFailed, match=r"lost a process in start of the process: fake::worker .* by signal 11 \(SIGSEGV\)"
         ) as caught:
             wait_ready([server], 60, QUIET)
-        assert time.monotonic() - killed < 1 and CRASHED in caught.value.hint
+        assert time.monotonic() - killed < NOTICED_S and CRASHED in caught.value.hint
     finally:
         server.stop()
 
@@ -111,7 +112,7 @@ def test_a_start_that_is_lost_is_given_up_although_the_engine_goes_on(tmp_path: 
 def test_status_says_failing_and_then_died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAFTSMITH_HOME", str(tmp_path))
     monkeypatch.setitem(registry.ENGINES, "fake", FakeEngine)  # type: ignore[arg-type]
-    launch = fake_launch(worker=1, follow_after=1.5)
+    launch = fake_launch(worker=1, follow_after=4)
     record = service.start(Plan("one", "fake==1", FakeEngine(), PYTHON, launch, Path("/r.yaml"), 20), QUIET)
     try:
         told = state.status(record)
@@ -120,8 +121,8 @@ def test_status_says_failing_and_then_died(tmp_path: Path, monkeypatch: pytest.M
         os.kill(worker, signal.SIGKILL)
         killed = time.monotonic()
         while (told := state.status(record))["state"] == "healthy":
-            assert time.monotonic() - killed < 1
-        assert time.monotonic() - killed < 1 and told["state"] == "failing"
+            assert time.monotonic() - killed < NOTICED_S
+        assert time.monotonic() - killed < NOTICED_S and told["state"] == "failing"
         assert told["cause"] == told["first_to_end"] == f"fake::worker (pid {worker}) ended by signal 9 (SIGKILL)"
         assert "failing" in status_lines(told) and str(worker) in status_lines(told) and KILLED in status_lines(told)
         while (told := state.status(record))["state"] == "failing":

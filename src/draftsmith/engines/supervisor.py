@@ -147,10 +147,13 @@ class Workers:
         now = time.monotonic()
         if now - self.looked_at_exits >= POLL_S:
             self.looked_at_exits = now
-            for pid in self.titles:
+            watched = set(self.pidfds.values())
+            for pid in list(self.titles):
                 fields = stat_of(pid)
                 if fields and int(fields[6]) & PF_EXITING and fields[-1] != "0":
                     self.note(pid, os.waitstatus_to_exitcode(int(fields[-1])))
+                if pid not in watched and (not fields or fields[0] == "Z"):
+                    self.forget(pid, exit_status(pid, None))
         if now - self.looked < LOOK_S:
             return
         self.looked = now
@@ -159,20 +162,23 @@ class Workers:
             if pid not in self.titles:
                 try:
                     pidfd = os.pidfd_open(pid)
-                except OSError:  # it has just ended, or there are too many
-                    continue
-                self.pidfds[pidfd] = pid
-                self.poll.register(pidfd, select.POLLIN)
+                    self.pidfds[pidfd] = pid
+                    self.poll.register(pidfd, select.POLLIN)
+                except OSError:  # it has just ended; or the kernel has no pidfds, or not so many: then it is looked for
+                    pass
             self.titles[pid] = [*self.titles.get(pid, []), title_of(pid)][-2:]
 
     def ended(self, pidfd: int) -> None:
         """A process that was looked at has ended."""
         pid = self.pidfds.pop(pidfd)
-        self.note(pid, exit_status(pid, pidfd))
-        self.noted.discard(pid)
-        del self.titles[pid]
+        self.forget(pid, exit_status(pid, pidfd))
         self.poll.unregister(pidfd)
         os.close(pidfd)
+
+    def forget(self, pid: int, status: int | None) -> None:
+        self.note(pid, status)
+        self.noted.discard(pid)
+        del self.titles[pid]
 
     def note(self, pid: int, status: int | None) -> None:
         """Write it down, once."""
@@ -200,11 +206,13 @@ def stat_of(pid: int) -> list[str]:
         return []
 
 
-def exit_status(pid: int, pidfd: int) -> int | None:
+def exit_status(pid: int, pidfd: int | None) -> int | None:
     """How a process ended that is not our child: from /proc while it is a zombie, from its pidfd once it was reaped."""
     fields = stat_of(pid)
     if fields and fields[0] == "Z":
         return os.waitstatus_to_exitcode(int(fields[-1]))
+    if pidfd is None:
+        return None
     info = bytearray(INFO_BYTES)
     struct.pack_into("Q", info, 0, INFO_EXIT)
     try:
