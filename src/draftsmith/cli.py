@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import difflib
 import json
+import re
 import signal
 import sys
 import traceback
@@ -88,9 +89,9 @@ def build_parser() -> Parser:
     recipe_arguments(run)
     run.add_argument("--until", metavar="STAGE", choices=list(STAGES), help=f"stop after this stage: {', '.join(STAGES)}")
     for name, question in STAGES.items():
-        more = f" See also: draftsmith data show RUN_FOLDER ({SHOW})." if name == "data" else ""
+        more = {"data": f". See also: draftsmith data show RUN_FOLDER ({SHOW}).", "serve": f". See also: {', '.join(serving.COMMANDS)}."}
         handler, options = MORE_THAN_A_RECIPE.get(name, (commands.run_stage, None))
-        stage = add(sub, name, f"The stage {name}: {question}{more}", handler)
+        stage = add(sub, name, f"The stage {name}: {question}{more.get(name, '')}", handler)
         recipe_arguments(stage, optional=name in ("check", "bench"))
         if options is not None:
             options(stage)
@@ -194,6 +195,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         words[:2] = [" ".join(words[:2])]
     elif inside := [name for name in OTHER if name.split()[0] == words[0]]:
         raise UsageError(f"no command {' '.join(words[:2])!r}", hint=f"one of: {', '.join(inside)}")
+    elif words[0] == "serve" and len(words) > 1 and re.fullmatch("[a-z]+", words[1]) and not Path(words[1]).exists():
+        hint = did_you_mean(" ".join(words[:2]), list(serving.COMMANDS))
+        raise UsageError(f"no command {' '.join(words[:2])!r}, and no recipe of that name", hint=hint)
     elif words[0] not in known and not words[0].startswith("-"):
         raise UsageError(f"no command {words[0]!r}", hint=did_you_mean(words[0], list(known)))
     args, rest = parser.parse_known_args(words)
