@@ -184,7 +184,7 @@ def forced_launch(base: Launch, drafter: Path, depth: int, accept_len: int = 2, 
 
 
 def write_folder(config: Mapping[str, Any], out: Path, tokenizer: Path | None = None) -> Path:
-    """A model folder for dummy weights: config.json, and the tokenizer files of another model (its vocabulary need not fit: ids are sent)."""
+    """A model folder for dummy weights: config.json, and the tokenizer files of another model (need not fit: ids are sent)."""
     out.mkdir(parents=True, exist_ok=True)
     (out / "config.json").write_text(json.dumps(dict(config), indent=1) + "\n")
     for pattern in TOKENIZER_FILES if tokenizer else ():
