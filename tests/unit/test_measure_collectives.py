@@ -84,5 +84,5 @@ def test_the_probe_runs_with_two_processes(tmp_path: Path) -> None:
 
 def test_a_probe_that_cannot_run_says_why(tmp_path: Path) -> None:
     settings = Settings(ranks=1, device="cpu", rows=(-1,), hidden=(64,), inner=1, samples=1)
-    with pytest.raises(EnvironmentFailed, match=r"negative dimension"):
+    with pytest.raises(EnvironmentFailed, match=r"non-negative"):
         collectives.run(settings, [Arm("broken")], tmp_path)
