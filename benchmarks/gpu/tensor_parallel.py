@@ -48,6 +48,7 @@ ENV = {
     "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "0",
     "SGLANG_SIMULATE_UNIFORM_EXPERTS": "1",
     "SGLANG_JIT_DEEPGEMM_PRECOMPILE": "0",
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",  # else every server forks a pool of compile workers, a core each
 }
 MORE_FLAGS = {
     "enforce-disable-flashinfer-allreduce-fusion": True,
