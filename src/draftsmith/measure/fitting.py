@@ -24,12 +24,16 @@ WIDEST = 12.0  # natural logarithms: a factor of 160,000 either way stands for "
 
 @dataclass(frozen=True)
 class Fit:
-    """names[i] has values[i] (natural scale). covariance: of the logarithms. residuals: log(measured / fitted)."""
+    """names[i] has values[i] (natural scale). covariance: of the logarithms. residuals: log(measured / fitted).
+
+    leverage: how much of its own fitted value each observation decides, 0..1.
+    """
 
     names: tuple[str, ...]
     values: np.ndarray
     covariance: np.ndarray
     residuals: np.ndarray
+    leverage: np.ndarray
     df: int
 
     def __getitem__(self, name: str) -> float:
@@ -55,6 +59,10 @@ class Fit:
         gaps = np.abs(np.expm1(-self.residuals))
         return {"median": float(np.median(gaps)), "worst": float(gaps.max())}
 
+    def left_out(self) -> float:
+        """Mean square of what each residual would be, had its observation been left out (PRESS, linearised): compares forms of a model."""
+        return float(np.mean((self.residuals / np.maximum(1 - self.leverage, 1e-3)) ** 2))
+
     def as_dict(self) -> dict[str, Any]:
         return {name: self.interval(name).as_dict() for name in self.names} | {"errors": self.errors(), "df": self.df}
 
@@ -78,7 +86,8 @@ def fit_log(model: Model, measured: Sequence[float], start: dict[str, float], we
     residuals = log_y - np.log(model(np.exp(found.x)))
     df = len(log_y) - len(names)
     variance = float(found.fun @ found.fun) / df if df > 0 else math.inf
-    return Fit(names, np.exp(found.x), covariance(found.jac, variance), residuals, df)
+    leverage = np.einsum("ij,jk,ik->i", found.jac, np.linalg.pinv(found.jac.T @ found.jac, rcond=FLAT), found.jac)
+    return Fit(names, np.exp(found.x), covariance(found.jac, variance), residuals, leverage, df)
 
 
 def covariance(jacobian: np.ndarray, variance: float) -> np.ndarray:
