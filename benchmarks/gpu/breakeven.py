@@ -16,6 +16,7 @@ import json
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -46,6 +47,7 @@ FLAGS: dict[str, FlagValue] = {
     "dtype": "bfloat16",
     "sleep-on-idle": True,
 }
+ENV = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # else every server forks a pool of compile workers, a core each
 ALL = (1, 2, 4, 8, 16, 32, 64)
 WITH_ODD = (1, 2, 4, 8, 16, 32, 48, 56, 64, 72)
 FORCED = 2.0
@@ -140,7 +142,7 @@ class Maker:
         if wanted.depth:
             drafting = Drafting(wanted.method, self.drafter_folder(wanted), wanted.depth, wanted.tree, wanted.forced)
         ports: dict[str, FlagValue] = {"port": 21000 + index, "nccl-port": 22000 + index}
-        env = {"PYTHONPATH": self.arguments.pythonpath} if self.arguments.pythonpath else {}
+        env = ENV | ({"PYTHONPATH": self.arguments.pythonpath} if self.arguments.pythonpath else {})
         dummy = frozenset[str]() if wanted.real else frozenset(("target", "drafter"))
         arm = "speculative" if drafting else "baseline"
         flags = {**FLAGS, **self.shape.flags, **wanted.flags, **ports}
@@ -221,7 +223,7 @@ def main() -> None:
     shape = SHAPES[arguments.shape]
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
-    scratch = Path(f"{out}.scratch")
+    scratch = Path(tempfile.mkdtemp(prefix="breakeven-"))
     maker = Maker(arguments, shape, scratch)
     engine, python = engine_for(EngineSettings(name="sglang==0.5.17", python=sys.executable))
     load = Waves(read_text_config(maker.target)["vocab_size"], tokens=arguments.tokens or shape.tokens)

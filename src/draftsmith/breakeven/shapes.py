@@ -74,7 +74,7 @@ def eagle3_config(text: dict[str, Any], settings: DrafterSettings) -> dict[str, 
 
 
 def dflash_config(text: dict[str, Any], block: int) -> dict[str, Any]:
-    """A DFlash drafter of the target's width (arXiv 2602.06036, section 3): five layers that read five taps, and propose a block at once."""
+    """A DFlash drafter of the target's width (arXiv 2602.06036, section 3): five layers on five taps propose a block at once."""
     heads = text["num_attention_heads"]
     taps = dflash_default(text["num_hidden_layers"], DFLASH_LAYERS)
     return {

@@ -53,7 +53,10 @@ class Planned:
 
 @dataclass(frozen=True)
 class Waves:
-    """The load. Every request has `prompt_tokens` random ids below `vocab_size` and decodes exactly `tokens`; `passes` visits of each launch."""
+    """The load. Every request has `prompt_tokens` random ids below `vocab_size` and decodes exactly `tokens`.
+
+    A launch is visited `passes` times; a visit measures `waves` waves of each concurrency, after a short one that warms up.
+    """
 
     vocab_size: int
     tokens: int = 160

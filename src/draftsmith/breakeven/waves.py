@@ -2,8 +2,9 @@
 
 A wave is one POST /generate with C prompts, streamed in steps of `STREAM_STEP` tokens: a chunk per token would make the server's and
 the client's Python the thing that is measured (64 slots of a small target are 20 000 chunks a second). Inside a wave the window runs
-from the moment when every request has its first token, so that no prefill is in it, to the first last token, so that every slot is
-busy. In it: T_ar = C * window / tokens, T_round = C * window / rounds; rounds = tokens / accept_len of each request, as the server tells it.
+from the moment when every request has its first token, so that no prefill is in it, to the first last token, so that every slot
+is busy. In it: T_ar = C * window / tokens, T_round = C * window / rounds; rounds = tokens / accept_len of each request, as the
+server tells it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Answer:
 
     points: list[Point] = field(default_factory=list)
     meta: Mapping[str, Any] = field(default_factory=dict)
+    ids: Sequence[int] = ()
 
     @property
     def tokens(self) -> int:
@@ -80,6 +82,7 @@ def take(answers: Sequence[Answer], chunk: Mapping[str, Any], now_s: float) -> N
     if meta["completion_tokens"] > answer.tokens:
         answer.points.append((now_s, meta["completion_tokens"]))
     answer.meta = meta
+    answer.ids = chunk.get("output_ids", ())
 
 
 def run_wave(url: str, prompts: Sequence[Sequence[int]], tokens: int, stream_step: int = STREAM_STEP) -> dict[str, Any]:
@@ -119,6 +122,7 @@ def figures(answers: Sequence[Answer], tokens: int) -> dict[str, Any]:
         "accept_len": sum(decoded) / rounds if rounds else None,
         "verify_calls": [answer.meta.get("spec_verify_ct") for answer in answers],
         "tokens": tokens * len(answers),
+        "distinct_ids": len({i for answer in answers for i in answer.ids}),  # few: a router sends all rows to few experts
         "first_s": [min(answer.points[0][0] for answer in answers), all_started],
         "wall_s": max(answer.points[-1][0] for answer in answers),
     }

@@ -1,1 +1,1 @@
-"""Stands in for SGLang's package in tests of the commands that start servers: `PYTHONPATH=tests/fake_sglang python -m sglang.launch_server`."""
+"""Stands in for SGLang's package: `PYTHONPATH=tests/fake_sglang python -m sglang.launch_server` serves with known times."""
