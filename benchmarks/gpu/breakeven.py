@@ -91,7 +91,7 @@ def smollm2() -> Shape:
         Wanted("tree of 3 steps, 4 wide, 16 rows", 3, (1, 4, 16, 64), real=True, tree=(4, 16)),
         Wanted("dummy baseline without tokenizer", 0, (1, 4), flags={"skip-tokenizer-init": True}),
     )
-    return Shape((main + beside,), {"mem-fraction-static": 0.9, "max-total-tokens": 60000}, draft_vocab=4096, tokens=192, probes=True)
+    return Shape((main + beside,), {"mem-fraction-static": 0.9, "max-total-tokens": 60000}, draft_vocab=4096, probes=True)
 
 
 SHAPES = {
@@ -149,22 +149,24 @@ class Maker:
         return Planned(index, wanted.name, Launch(arm, self.target, flags, env, drafting, dummy_weights=dummy), wanted.concurrency)
 
 
-def probes(sweep: Sweep, servers: Sequence[tuple[Planned, Server]], out: Path) -> None:
-    """What is in a step besides the GPU: chunks for every token, long answers, and the profiler's split, at 16 and 64 requests."""
+def measure(sweep: Sweep, servers: Sequence[tuple[Planned, Server]], with_probes: bool) -> None:
+    """The passes over all launches, with what is asked beside them in the order of its worth. Ends when time is out."""
     first = {planned.name: (planned, server) for planned, server in reversed(servers)}
-    chosen = [first[name] for name in ("baseline", "depth 3") if name in first]
-    for planned, server in chosen:
+    probed = [first[name] for name in ("baseline", "depth 3") if name in first and with_probes]
+    if not sweep.one_pass(servers, 0):
+        return
+    for planned, server in probed:
+        for phase, concurrency, change in (("chunk per token", 16, 1), ("chunk per token", 64, 1), ("512 tokens", 64, 0)):
+            changes = {"stream_step": change} if change else {"tokens": 512}
+            if time.monotonic() < sweep.deadline and planned.index not in sweep.dead:
+                sweep.cell(planned, server, 0, concurrency, phase, **changes)
+    if not all(sweep.one_pass(servers, number) for number in range(1, sweep.load.passes)):
+        return
+    for planned, server in probed:
         for concurrency in (16, 64):
             if time.monotonic() < sweep.deadline and planned.index not in sweep.dead:
-                sweep.cell(planned, server, 0, concurrency, "a chunk per token", stream_step=1)
-        if time.monotonic() < sweep.deadline and planned.index not in sweep.dead:
-            sweep.cell(planned, server, 0, 64, "512 tokens", tokens=512)
-    for planned, server in chosen:
-        for concurrency in (16, 64):
-            if time.monotonic() < sweep.deadline and planned.index not in sweep.dead:
-                append_jsonl(
-                    out / "profile.jsonl", planned.head() | {"concurrency": concurrency} | profiled(sweep, planned, server, concurrency)
-                )
+                line = planned.head() | {"concurrency": concurrency} | profiled(sweep, planned, server, concurrency)
+                append_jsonl(sweep.folder / "profile.jsonl", line)
 
 
 def profiled(sweep: Sweep, planned: Planned, server: Server, concurrency: int) -> dict[str, Any]:
@@ -241,8 +243,7 @@ def main() -> None:
             deadline = time.monotonic() + share - STOP_S
             with started(engine, python, plan, out, min(arguments.ready_s, share - 30), talk) as servers:
                 sweep = Sweep(out, load, deadline, talk)
-                if sweep.run(servers) and shape.probes:
-                    probes(sweep, servers, out)
+                measure(sweep, servers, shape.probes)
     shutil.rmtree(scratch, ignore_errors=True)
     talk.say("done")
 

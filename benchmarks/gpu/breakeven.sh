@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 shape=$1 budget=${2:-}
 case $shape in
-  smollm2) target=$KIT/model; budget=${budget:-480} ;;
+  smollm2) target=$KIT/model; budget=${budget:-510} ;;
   dense) target=$CONFIGS/targets/Qwen__Qwen3-8B.json; budget=${budget:-330} ;;
   moe) target=$CONFIGS/targets/Qwen__Qwen3-30B-A3B.json; budget=${budget:-480} ;;
   *) echo "unknown shape $shape" >&2; exit 2 ;;

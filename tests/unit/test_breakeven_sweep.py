@@ -7,13 +7,13 @@ import time
 from pathlib import Path
 
 import pytest
-from fake_sglang.sglang.launch_server import DRAFT_MS, ROUND_MS, ROW_MS, STEP_MS
 
 from draftsmith.breakeven.sweep import LAUNCHES, WAVES, Planned, Sweep, Waves, started
 from draftsmith.engines.protocol import Drafting, Launch
 from draftsmith.engines.sglang.engine import SGLang
 from draftsmith.job import Talk
 from draftsmith.manifest import read_jsonl
+from fake_sglang.sglang.launch_server import DRAFT_MS, ROUND_MS, ROW_MS, STEP_MS
 
 FAKE = Path(__file__).resolve().parents[1] / "fake_sglang"
 LOAD = Waves(vocab_size=100, tokens=48, warmup_tokens=20, waves=1, passes=2, stream_step=4)
@@ -41,7 +41,7 @@ def test_times_are_those_of_the_server_and_a_launch_that_dies_takes_no_other_wit
             continue
         work_ms = ROUND_MS + 3 * DRAFT_MS if row["depth"] else STEP_MS
         expected_s = (work_ms + ROW_MS * row["concurrency"] * row["rows"]) / 1000
-        assert expected_s * 0.99 < (row["round_s"] or row["decode_step_s"]) < expected_s * 1.5  # a busy machine only delays
+        assert expected_s * 0.8 < (row["round_s"] or row["decode_step_s"]) < expected_s * 1.5  # a busy machine delays, at the start too
         assert row["accept_len"] == (2.0 if row["depth"] else None)
 
 

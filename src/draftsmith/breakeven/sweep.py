@@ -83,11 +83,14 @@ class Sweep:
 
     def run(self, servers: Sequence[tuple[Planned, Server]]) -> bool:
         """All passes; False when time ran out."""
-        for number in range(self.load.passes):
-            for planned, server in servers if number % 2 == 0 else servers[::-1]:
-                if not self.visit(planned, server, number):
-                    self.talk.say(f"out of time in pass {number + 1}, launch {planned.index}")
-                    return False
+        return all(self.one_pass(servers, number) for number in range(self.load.passes))
+
+    def one_pass(self, servers: Sequence[tuple[Planned, Server]], number: int) -> bool:
+        """A visit of every launch, in reverse order every other time. False when time ran out."""
+        for planned, server in servers if number % 2 == 0 else servers[::-1]:
+            if not self.visit(planned, server, number):
+                self.talk.say(f"out of time in pass {number + 1}, launch {planned.index}")
+                return False
         return True
 
     def visit(self, planned: Planned, server: Server, number: int) -> bool:

@@ -9,19 +9,17 @@ server tells it.
 
 from __future__ import annotations
 
-import asyncio
+import http.client
 import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import aiohttp
-
 from draftsmith.errors import InvalidMeasurement
 
 STREAM_STEP = 16  # tokens between two chunks of one request
-TIMEOUT_S = 120.0
+SILENCE_S = 60.0  # longest silence of the server; first use of a kernel compiles it
 Point = tuple[float, int]  # seconds since the wave was sent, tokens that were there
 
 
@@ -55,21 +53,24 @@ class Answer:
         return before[1] + (moment - before[0]) / (after[0] - before[0]) * (after[1] - before[1])
 
 
-async def send_wave(url: str, prompts: Sequence[Sequence[int]], tokens: int, stream_step: int) -> list[Answer]:
-    """All prompts in one request. Raises InvalidMeasurement when the server refuses or ends early, aiohttp's errors when it is gone."""
+def send_wave(url: str, prompts: Sequence[Sequence[int]], tokens: int, stream_step: int) -> list[Answer]:
+    """All prompts in one request. Raises InvalidMeasurement when the server refuses or breaks off, OSError when it is gone."""
     sampling = {"temperature": 0.0, "max_new_tokens": tokens, "ignore_eos": True, "stream_interval": stream_step}
-    body = {"input_ids": [list(prompt) for prompt in prompts], "sampling_params": sampling, "stream": True}
+    body = json.dumps({"input_ids": [list(prompt) for prompt in prompts], "sampling_params": sampling, "stream": True})
     answers = [Answer() for _ in prompts]
-    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
-    async with aiohttp.ClientSession(timeout=timeout, read_bufsize=2**22) as session:
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=SILENCE_S)
+    try:
         sent = time.perf_counter()
-        async with session.post(f"{url}/generate", json=body) as response:
-            if response.status != 200:
-                raise InvalidMeasurement(f"HTTP {response.status} from /generate: {(await response.text())[:300]}")
-            async for line in response.content:
-                now = time.perf_counter() - sent
-                if line.startswith(b"data:") and not line.startswith(b"data: [DONE]"):
-                    take(answers, json.loads(line[5:]), now)
+        connection.request("POST", "/generate", body, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        if response.status != 200:
+            raise InvalidMeasurement(f"HTTP {response.status} from /generate: {response.read(300).decode(errors='replace')}")
+        while line := response.readline():
+            now = time.perf_counter() - sent
+            if line.startswith(b"data:") and not line.startswith(b"data: [DONE]"):
+                take(answers, json.loads(line[5:]), now)
+    finally:
+        connection.close()
     return answers
 
 
@@ -88,8 +89,8 @@ def take(answers: Sequence[Answer], chunk: Mapping[str, Any], now_s: float) -> N
 def run_wave(url: str, prompts: Sequence[Sequence[int]], tokens: int, stream_step: int = STREAM_STEP) -> dict[str, Any]:
     """One wave and its figures, for a JSON line. Raises InvalidMeasurement."""
     try:
-        answers = asyncio.run(send_wave(url, prompts, tokens, stream_step))
-    except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
+        answers = send_wave(url, prompts, tokens, stream_step)
+    except (http.client.HTTPException, OSError, ValueError) as error:
         raise InvalidMeasurement(f"a wave of {len(prompts)} broke off: {type(error).__name__} {error}") from error
     return figures(answers, tokens)
 
