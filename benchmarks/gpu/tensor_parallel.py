@@ -1,47 +1,49 @@
 """What communication does to speculation: SGLang on one and on two GPUs, with dummy weights and forced acceptance.
 
     PYTHONPATH=src python benchmarks/gpu/tensor_parallel.py --kit DEST --out $OUT --part probe
-    PYTHONPATH=src python benchmarks/gpu/tensor_parallel.py --kit DEST --out $OUT --part 1 --budget-s 560      (then --part 2, 3, 4)
-    python benchmarks/gpu/tensor_parallel.py --plan
+    PYTHONPATH=src python benchmarks/gpu/tensor_parallel.py --kit DEST --out $OUT --part 1 2 --budget-s 570        (then --part 3 4)
+    PYTHONPATH=src python benchmarks/gpu/tensor_parallel.py --plan
 
 DEST: an unpacked kit (site/ with SGLang, model/ with a tokenizer). For every shape in `shapes/` it measures T_ar(C) and T_round(C, depth)
 on one GPU, on two with SGLang's own all-reduce, and on two through NCCL with peer-to-peer switched off, a stand-in for slow PCIe. The
-servers of a wave start side by side, as far as GPU memory allows, and are measured in turns, one batch at a time; every batch is written
-at once. NVLink multicast stays off. `--part probe` measures the all-reduce itself in all arms.
+servers of a part start side by side, as far as GPU memory allows, and are measured in turns (draftsmith.breakeven.sweep); OUT/part-N gets
+launches.jsonl and waves.jsonl, each line when it is known. NVLink multicast stays off. `--part probe` measures the all-reduce itself in all
+arms: OUT/collectives/collectives.json.
 """
 
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
+import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from forced import DUMMY, FLAGS, Cell, forced_launch, measure, servers_up, write_folder
-
-from draftsmith.engines.protocol import Launch
+from draftsmith.breakeven.shapes import target_folder
+from draftsmith.breakeven.sweep import Planned, Sweep, Waves, started
+from draftsmith.engines.protocol import Drafting, Launch
 from draftsmith.engines.registry import engine_for
-from draftsmith.engines.server import Server
-from draftsmith.errors import CheckFailed, EnvironmentFailed, InvalidMeasurement
+from draftsmith.errors import EnvironmentFailed
 from draftsmith.job import Talk
 from draftsmith.manifest import atomic_write_json, hardware, tool_versions
 from draftsmith.measure.collectives import GPU_ARMS, MULTICAST_OFF, Settings, run
-from draftsmith.settings import EngineSettings
+from draftsmith.settings import EngineSettings, FlagValue
 
 SHAPES = Path(__file__).with_name("shapes")
 GPU_GB, NUM_GPUS, MAX_SERVERS = 135.0, 2, 6  # of 150 GB; six starts keep 32 cores busy
 CONCURRENCY = (1, 4, 16, 64)
-READY_S, START_S, CELL_S = 270.0, 150.0, 12.0  # seen: 60 to 124 s for one server on 16 cores
-PORT = 30000
+FORCED = 2.0  # a whole number: every rank takes it without drawing
+READY_S, LEAST_S, STOP_S = 270.0, 210.0, 12.0  # seen: 60 to 124 s until one server is ready on 16 cores
+PORT, NCCL_PORT = 21000, 22000
 
 # Switched off: what would use NVLink multicast (FlashInfer's fused all-reduce; SGLang's second own all-reduce, through symmetric memory).
-# Expert choice with dummy weights would be the same for every token: it is drawn at random instead, in both arms.
+# With dummy weights every token would go to the same experts: they are drawn at random instead, in both arms.
 ENV = {
     **MULTICAST_OFF,
     "SGLANG_OPT_USE_CUSTOM_ALL_REDUCE_V2": "0",
@@ -50,7 +52,12 @@ ENV = {
     "SGLANG_JIT_DEEPGEMM_PRECOMPILE": "0",
     "TORCHINDUCTOR_COMPILE_THREADS": "1",  # else every server forks a pool of compile workers, a core each
 }
-MORE_FLAGS = {
+FLAGS: dict[str, FlagValue] = {
+    "attention-backend": "triton",
+    "sampling-backend": "pytorch",
+    "disable-prefill-cuda-graph": True,
+    "dtype": "bfloat16",
+    "sleep-on-idle": True,
     "enforce-disable-flashinfer-allreduce-fusion": True,
     "context-length": 4096,
     "mem-fraction-static": 0.97,  # servers share a GPU; the pool is capped by max-total-tokens
@@ -87,7 +94,7 @@ GROUPS = (
 
 @dataclass(frozen=True)
 class Placed:
-    """One server of a wave: its group, depth, and the GPUs it gets."""
+    """One server of a part: its group, depth, and the GPUs it gets."""
 
     group: Group
     depth: int
@@ -115,66 +122,54 @@ def place(group: Group, free: list[float], left: int) -> list[Placed] | None:
     return placed
 
 
-def waves(groups: Sequence[Group] = GROUPS) -> list[list[Placed]]:
-    """Groups packed into waves, each into the first with room; a group is never split, so that its launches alternate."""
+def parts(groups: Sequence[Group] = GROUPS) -> list[list[Placed]]:
+    """Groups packed into parts, each into the first with room; a group is never split, so that its launches alternate."""
     found: list[tuple[list[float], list[Placed]]] = []
     for group in groups:
-        for free, wave in found:
-            if placed := place(group, free, MAX_SERVERS - len(wave)):
-                wave += placed
+        for free, part in found:
+            if placed := place(group, free, MAX_SERVERS - len(part)):
+                part += placed
                 break
         else:
             free = [GPU_GB] * NUM_GPUS
             placed = place(group, free, MAX_SERVERS)
             assert placed is not None, group
             found.append((free, placed))
-    return [wave for _, wave in found]
+    return [part for _, part in found]
 
 
-def launch_of(placed: Placed, number: int, kit: Path, models: Path) -> Launch:
-    """The launch of one server; `number` sets its ports apart from the others'."""
+def plan_one(placed: Placed, index: int, kit: Path, models: Path) -> Planned:
+    """One server; `index` sets its ports apart from the others'."""
     group = placed.group
-    flags = {**FLAGS, **DUMMY, **MORE_FLAGS, "tp-size": group.tp, "port": PORT + 20 * number, "nccl-port": PORT + 2000 + 20 * number}
+    ports: dict[str, FlagValue] = {"port": PORT + index, "nccl-port": NCCL_PORT + index}
+    flags = {**FLAGS, **ports, "tp-size": group.tp}
     env = {**ENV, "PYTHONPATH": str(kit / "site"), "CUDA_VISIBLE_DEVICES": ",".join(map(str, placed.gpus))}
     if group.link == "p2p-off":
         flags["disable-custom-all-reduce"] = True
         env["NCCL_P2P_DISABLE"] = "1"
-    base = Launch("baseline", models / group.shape, flags, env)
-    return forced_launch(base, models / f"{group.shape}-drafter", placed.depth, dummy=True) if placed.depth else base
+    drafting, dummy = None, frozenset(("target",))
+    if placed.depth:
+        drafting = Drafting("eagle3", models / f"{group.shape}-drafter", placed.depth, forced_accept_len=FORCED)
+        dummy = frozenset(("target", "drafter"))
+    launch = Launch("speculative" if drafting else "baseline", models / group.shape, flags, env, drafting, dummy_weights=dummy)
+    return Planned(index, placed.name, launch, CONCURRENCY)
 
 
-def write_models(shapes: Path, kit: Path, out: Path) -> dict[str, int]:
-    """Target and drafter folders of every shape under `out`; returns vocabulary sizes."""
-    vocabulary = {}
-    for folder in sorted(path for path in shapes.iterdir() if path.is_dir()):
-        config = json.loads((folder / "config.json").read_text())
-        write_folder(config, out / folder.name, kit / "model")
-        write_folder(json.loads((folder / "drafter.json").read_text()), out / f"{folder.name}-drafter")
-        vocabulary[folder.name] = int(config["vocab_size"])
-    return vocabulary
+def write_models(kit: Path, out: Path) -> None:
+    """Target and drafter folders of every shape under `out`: configs, and the kit's tokenizer (it need not fit: ids are sent)."""
+    for folder in sorted(path for path in SHAPES.iterdir() if path.is_dir()):
+        target_folder(folder / "config.json", out / folder.name, kit / "model")
+        (out / f"{folder.name}-drafter").mkdir()
+        shutil.copyfile(folder / "drafter.json", out / f"{folder.name}-drafter" / "config.json")
 
 
 # --- measuring -------------------------------------------------------------------------------------------------------
 
 
-class Record:
-    """The result file of one wave, written anew after every batch."""
-
-    def __init__(self, path: Path, deadline: float) -> None:
-        self.path, self.deadline = path, deadline
-        self.content: dict[str, Any] = {"launches": [], "rows": [], "machine": machine(), "tools": tool_versions(), "hardware": hardware()}
-
-    def left_s(self) -> float:
-        return self.deadline - time.monotonic()
-
-    def write(self) -> None:
-        atomic_write_json(self.path, self.content)
-
-
 def machine() -> dict[str, str]:
-    """How the GPUs are linked, and what they are."""
+    """How the GPUs are linked, and how they are clocked."""
     told = {}
-    for name, words in {"topology": ["topo", "-m"], "gpus": ["-q", "-d", "CLOCK,POWER"]}.items():
+    for name, words in {"topology": ["topo", "-m"], "clocks": ["-q", "-d", "CLOCK,POWER"]}.items():
         try:
             told[name] = subprocess.run(["nvidia-smi", *words], capture_output=True, text=True, timeout=30, check=False).stdout[:6000]
         except (OSError, subprocess.TimeoutExpired) as error:
@@ -182,76 +177,32 @@ def machine() -> dict[str, str]:
     return told
 
 
-def batch(server: Server, cell: Cell, seed: int) -> dict[str, Any]:
-    """One batch as a row; "invalid" says why it is none."""
-    try:
-        return {**asdict(measure((server.host, server.port), cell, seed)), "invalid": ""}
-    except (InvalidMeasurement, EnvironmentFailed, OSError, http.client.HTTPException) as error:
-        return {"invalid": f"{type(error).__name__}: {error}"}
-
-
-def rounds(
-    record: Record, wave: Sequence[Placed], servers: Mapping[str, Server], cells: Mapping[str, Sequence[Cell]], repeats: int
-) -> None:
-    """Every cell of every server once, then again in the reverse order; stops where the time ends. A short batch precedes the first."""
-    alive = [placed for placed in wave if placed.name in servers]
-    for repeat in range(repeats):
-        for number in range(len(CONCURRENCY)):
-            for placed in alive if repeat % 2 == 0 else alive[::-1]:
-                if record.left_s() < CELL_S:
-                    record.content["stopped"] = f"no time left in repeat {repeat}, at concurrency {CONCURRENCY[number]}"
-                    record.write()
-                    return
-                cell, server = cells[placed.group.shape][number], servers[placed.name]
-                if repeat == 0:
-                    batch(server, Cell(cell.concurrency, cell.vocab_size, output_tokens=33), seed=9000 + number)
-                row = batch(server, cell, seed=100 * repeat + number)
-                record.content["rows"].append(
-                    {"launch": placed.name, "concurrency": cell.concurrency, "depth": placed.depth, "repeat": repeat, **row}
-                )
-                record.write()
-
-
-def describe(placed: Placed, server: Server | None, failed: str) -> dict[str, Any]:
-    """What is known of one launch."""
-    entry: dict[str, Any] = {"name": placed.name, **asdict(placed), "failed": failed}
-    if server is not None:
-        try:
-            server.check_as_planned()
-        except (CheckFailed, EnvironmentFailed) as error:
-            entry["not_as_planned"] = str(error)
-        entry |= {"argv": server.argv, "env": server.env, "ready_s": server.ready_s}
-    return entry
-
-
-def measure_wave(number: int, arguments: argparse.Namespace, vocabulary: Mapping[str, int], deadline: float) -> dict[str, Any]:
-    """Start the servers of one wave, measure, stop. Leaves wave-N.json and the logs."""
+def measure_part(number: int, arguments: argparse.Namespace, models: Path, deadline: float) -> None:
+    """Start the servers of one part, measure, stop. Ends at the deadline (time.monotonic()) with what there is."""
+    talk, folder = Talk(), arguments.out / f"part-{number}"
+    folder.mkdir(parents=True, exist_ok=True)
     engine, python = engine_for(EngineSettings(name="sglang==0.5.17", python=arguments.python))
-    record, talk = Record(arguments.out / f"wave-{number}.json", deadline), Talk()
-    wave = waves()[number - 1]
-    launches = {placed.name: launch_of(placed, i, arguments.kit, arguments.models) for i, placed in enumerate(wave)}
-    shapes = {placed.group.shape for placed in wave}
-    cells = {shape: [Cell(c, vocabulary[shape], output_tokens=arguments.tokens) for c in CONCURRENCY] for shape in shapes}
-    timeout_s = min(READY_S, record.left_s() - 60)
-    with servers_up(engine, python, launches, arguments.out / "logs", timeout_s, talk) as (servers, failed):
-        record.content["launches"] = [describe(placed, servers.get(placed.name), failed.get(placed.name, "")) for placed in wave]
-        record.write()
-        rounds(record, wave, servers, cells, arguments.repeats)
-        talk.say(f"wave {number}: {len(record.content['rows'])} batches, {record.left_s():.0f} s left")
-    return record.content
+    part = parts()[number - 1]
+    plan = [plan_one(placed, index, arguments.kit, models) for index, placed in enumerate(part)]
+    vocabulary = min(json.loads((planned.launch.target / "config.json").read_text())["vocab_size"] for planned in plan)
+    load = Waves(vocabulary, tokens=arguments.tokens)
+    about = {"machine": machine(), "hardware": hardware(), "tools": tool_versions(), "load": asdict(load), "started": time.time()}
+    atomic_write_json(folder / "about.json", about | {"part": [asdict(placed) for placed in part]})
+    ready_s = min(READY_S, deadline - time.monotonic() - STOP_S - 60)
+    with started(engine, python, plan, folder, ready_s, talk) as servers:
+        done = Sweep(folder, load, deadline - STOP_S, talk).run(servers)
+    talk.say(f"part {number}: {'done' if done else 'out of time'}, {deadline - time.monotonic():.0f} s left")
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kit", type=Path, help="the unpacked kit: site/ and model/")
     parser.add_argument("--out", type=Path, help="where results and logs go")
-    parser.add_argument("--part", nargs="+", default=[], help=f"probe, or waves 1 to {len(waves())}; as many as the time allows")
+    parser.add_argument("--part", nargs="+", default=[], help=f"probe, or 1 to {len(parts())}; as many as the time allows")
     parser.add_argument("--budget-s", type=float, default=570.0, help="all of it must end within this")
-    parser.add_argument("--models", type=Path, default=Path("/tmp/draftsmith-shapes"), help="where the folders of the shapes are written")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=193, help="forced output tokens of a request")
+    parser.add_argument("--tokens", type=int, default=160, help="forced output tokens of a request")
     parser.add_argument("--python", default=sys.executable, help="interpreter of the engine and of the probe")
-    parser.add_argument("--plan", action="store_true", help="print the waves and end")
+    parser.add_argument("--plan", action="store_true", help="print the parts and end")
     return parser.parse_args()
 
 
@@ -259,20 +210,24 @@ def main() -> None:
     arguments = parse()
     deadline = time.monotonic() + arguments.budget_s
     if arguments.plan:
-        for number, wave in enumerate(waves(), 1):
-            print(f"wave {number}: " + ", ".join(f"{placed.name} on GPU {'+'.join(map(str, placed.gpus))}" for placed in wave))
+        for number, part in enumerate(parts(), 1):
+            print(f"part {number}: " + ", ".join(f"{placed.name} on GPU {'+'.join(map(str, placed.gpus))}" for placed in part))
         return
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    vocabulary = write_models(SHAPES, arguments.kit, arguments.models)
-    for part in arguments.part:
-        left_s = deadline - time.monotonic()
-        if part == "probe":
-            settings = Settings(ranks=NUM_GPUS, python=arguments.python)
-            run(settings, GPU_ARMS, arguments.out / "collectives", Talk(), budget_s=left_s - settings.timeout_s)
-        elif left_s < START_S + 60:
-            print(f"wave {part}: not begun, {left_s:.0f} s left")
-        else:
-            measure_wave(int(part), arguments, vocabulary, deadline)
+    with tempfile.TemporaryDirectory(prefix="draftsmith-shapes-") as scratch:
+        write_models(arguments.kit, Path(scratch))
+        for part in arguments.part:
+            left_s = deadline - time.monotonic()
+            if part == "probe":
+                settings = Settings(ranks=NUM_GPUS, python=arguments.python)
+                os.environ["PYTHONPATH"] = str(arguments.kit / "site")  # for SGLang's own all-reduce
+                try:
+                    run(settings, GPU_ARMS, arguments.out / "collectives", Talk(), budget_s=left_s - settings.timeout_s)
+                except EnvironmentFailed as error:
+                    print(f"probe: {error}")
+            elif left_s < LEAST_S:
+                print(f"part {part}: not begun, {left_s:.0f} s left")
+            else:
+                measure_part(int(part), arguments, Path(scratch), deadline)
 
 
 if __name__ == "__main__":
