@@ -42,10 +42,12 @@ FORCED = 2.0  # a whole number: every rank takes it without drawing
 READY_S, LEAST_S, STOP_S = 270.0, 210.0, 12.0  # seen: 60 to 124 s until one server is ready on 16 cores
 PORT, NCCL_PORT = 21000, 22000
 
+LOOPBACK = {"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}  # one host, perhaps without a network
 # Switched off: what would use NVLink multicast (FlashInfer's fused all-reduce; SGLang's second own all-reduce, through symmetric memory).
 # With dummy weights every token would go to the same experts: they are drawn at random instead, in both arms.
 ENV = {
     **MULTICAST_OFF,
+    **LOOPBACK,
     "SGLANG_OPT_USE_CUSTOM_ALL_REDUCE_V2": "0",
     "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "0",
     "SGLANG_SIMULATE_UNIFORM_EXPERTS": "1",
@@ -219,7 +221,7 @@ def main() -> None:
             left_s = deadline - time.monotonic()
             if part == "probe":
                 settings = Settings(ranks=NUM_GPUS, python=arguments.python)
-                os.environ["PYTHONPATH"] = str(arguments.kit / "site")  # for SGLang's own all-reduce
+                os.environ |= LOOPBACK | {"PYTHONPATH": str(arguments.kit / "site")}  # for SGLang's own all-reduce
                 try:
                     run(settings, GPU_ARMS, arguments.out / "collectives", Talk(), budget_s=left_s - settings.timeout_s)
                 except EnvironmentFailed as error:
