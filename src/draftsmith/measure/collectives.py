@@ -235,7 +235,7 @@ class AllReduce:
             return 0.0
         size = rows * hidden * BF16_BYTES
         if self.payloads[0] <= size <= self.payloads[-1]:
-            return math.exp(float(np.interp(math.log(size), np.log(self.payloads), np.log(self.seconds))))
+            return float(np.interp(size, self.payloads, self.seconds))
         if size < self.payloads[0]:
             return self.seconds[0]
         slope = (self.seconds[-1] - self.seconds[-2]) / (self.payloads[-1] - self.payloads[-2])
