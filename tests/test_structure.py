@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from draftsmith import cli, converting, measuring, serving
+from draftsmith import cli
 from draftsmith.keys import DEPENDS, GATES
 from draftsmith.recipe import load_recipe
 from draftsmith.stages import STAGES
@@ -20,8 +20,8 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 LIBRARIES = {"models", "engines", "decode", "measure"}
 NOUNS = {"errors", "manifest", "metrics", "settings", "job", "samples", "findings", "store", "stages"}
 # what drives the stages; nothing else imports these. `serving` has the commands of servers that outlive a command, `measuring` those
-# around measurements: no stage is run by them.
-FLOW = {"recipe", "keys", "runfolder", "flow", "commands", "serving", "measuring", "converting", "cli", "__main__"}
+# around measurements, `costs` those that need no recipe: no stage is run by them.
+FLOW = {"recipe", "keys", "runfolder", "flow", "commands", "serving", "measuring", "costs", "converting", "cli", "__main__"}
 TOOLS = {"convert"}  # commands outside the road; they import what a stage may import
 MAX_FILE, MAX_FUNCTION, MAX_PARAMETERS = 330, 66, 8
 
@@ -202,7 +202,7 @@ def test_every_command_has_an_example_and_every_example_is_a_command() -> None:
         seen.add(args.command)
         if getattr(args, "recipe", None) is not None and not (ROOT / args.recipe).is_dir():  # `report` takes results, too
             load_recipe(ROOT / args.recipe, args.overrides)
-    assert seen == {"run", *STAGES, "data show", *cli.OTHER, *serving.COMMANDS, *measuring.COMMANDS, *converting.COMMANDS}
+    assert seen == {"run", *STAGES, "data show", *cli.OTHER, *cli.AROUND}
 
 
 def test_links_between_documents_lead_somewhere() -> None:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from draftsmith import __version__, commands, converting, measuring, serving
+from draftsmith import __version__, commands, converting, costs, measuring, serving
 from draftsmith.errors import DraftsmithError, UsageError
 from draftsmith.stages import STAGES
 
@@ -55,6 +55,8 @@ OTHER = {  # command: (what it does, its handler, its argument)
     "target fetch": ("put a small known model where recipes find it by name", commands.fetch_target, "smollm2-135m-instruct"),
     "target list": ("models that can be fetched, and those that are", commands.list_targets, ""),
 }
+# the commands of the other modules: name: (what it does, its handler, its arguments, how it is called)
+AROUND = serving.COMMANDS | measuring.COMMANDS | costs.COMMANDS | converting.COMMANDS
 SHOW = "print training samples decoded, with the loss mask"
 
 
@@ -108,7 +110,7 @@ def build_parser() -> Parser:
             command.add_argument("--check-only", action="store_true", help="the environment that only resolves arguments (no GPU needed)")
         if name == "engine probe":
             probe_arguments(command)
-    for name, (text, handler, arguments, _) in (serving.COMMANDS | measuring.COMMANDS | converting.COMMANDS).items():
+    for name, (text, handler, arguments, _) in AROUND.items():
         arguments(add(sub, name, f"{text[0].upper()}{text[1:]}.", handler))
     return parser
 
@@ -120,7 +122,7 @@ def list_commands() -> str:
         "one stage of it:": {f"{name} RECIPE": question for name, question in STAGES.items()},
         "around it:": {"data show FOLDER": SHOW, "report RUN...": "of runs that exist: one by itself, several side by side"}
         | {f"{name}{' NAME' if example else ''}": text for name, (text, _, example) in OTHER.items()}
-        | {called: text for text, _, _, called in (serving.COMMANDS | measuring.COMMANDS | converting.COMMANDS).values()},
+        | {called: text for text, _, _, called in AROUND.values()},
     }
     lines = []
     for title, entries in groups.items():

@@ -57,7 +57,7 @@ def measure(settings: BreakevenSettings, job: Job, start: Starter, model: str, p
     folder = job.folder(NAME)
     launches = plan_launches(settings, job, folder / DRAFTER)
     run_launches(folder, launches, plan_workload(settings, prompts), start, model, job.talk, settings.start_together)
-    summary = summarise(folder, settings.depths, settings.concurrency)
+    summary = summarise(folder, settings.depths, settings.concurrency, settings.min_speedup)
     atomic_write_json(folder / "summary.json", summary)
     return summary
 

@@ -83,13 +83,14 @@ def pays_if(concurrency: int, depth: int, needed: float) -> str:
     return f"{where}: pays if accept_len is above {needed:.2f} (of {depth + 1} at most)"
 
 
-def advice_for(entries: Sequence[dict[str, Any]]) -> str:
-    """What to do when no drafter could pay; empty when one could somewhere."""
-    if any(entry["accept_len"] < entry["ceiling"] for entry in entries):
+def advice_for(entries: Sequence[dict[str, Any]], min_speedup: float = 1.0) -> str:
+    """What to do when no drafter could reach the speed-up that is asked for; empty when one could somewhere."""
+    if any(entry["ceiling"] / entry["accept_len"] > min_speedup for entry in entries):
         return ""
     best = max(entries, key=lambda entry: entry["ceiling"] / entry["accept_len"])
+    what = "pay here" if min_speedup <= 1 else f"reach the {min_speedup:.2f}x that is asked for"
     return (
-        f"no drafter of this shape can pay here: even with every draft accepted the best speed-up is "
+        f"no drafter of this shape can {what}: even with every draft accepted the best speed-up is "
         f"{best['ceiling'] / best['accept_len']:.2f}x (concurrency {best['concurrency']}, depth {best['depth']}). "
         "Try a smaller drafter, a lower concurrency, or a target and engine whose verify step costs less; do not train."
     )
@@ -108,7 +109,7 @@ def implausible(concurrency: int, step: dict[str, Any], rounds: dict[int, dict[s
     return found
 
 
-def summarise(folder: Path, depths: Sequence[int], concurrency: Sequence[int]) -> dict[str, Any]:
+def summarise(folder: Path, depths: Sequence[int], concurrency: Sequence[int], min_speedup: float = 1.0) -> dict[str, Any]:
     """The content of summary.json. Raises InvalidMeasurement when a figure has no valid launch."""
     launches = read_jsonl(folder / LAUNCHES)
     step = {c: measured_times(folder, launches, 0, c) for c in concurrency}
@@ -137,7 +138,7 @@ def summarise(folder: Path, depths: Sequence[int], concurrency: Sequence[int]) -
         "decode_step_s": {str(c): value for c, value in step.items()},
         "round_s": {str(d): {str(c): value for c, value in by.items()} for d, by in rounds.items()},
         "break_even": entries,
-        "advice": advice_for(entries),
+        "advice": advice_for(entries, min_speedup),
         "findings": [text for c in concurrency for text in implausible(c, step[c], {d: rounds[d][c] for d in depths})],
         "source": SOURCE,
         "note": "one launch of each kind: noise between launches is not in the intervals" if len(launches) == 1 + len(depths) else "",

@@ -53,9 +53,10 @@ def requested(launch: Launch) -> dict[str, str]:
         if value is not None and (name in NAMES or name in ASKED):
             asked[NAMES.get(name, name)] = str(value)
     if launch.drafting is not None:
-        depth = launch.drafting.depth
-        asked |= {"drafting_method": launch.drafting.method, "drafter": str(launch.drafting.folder), "depth": str(depth)}
-        asked |= {"topk": "1", "draft_tokens": str(depth + 1)}
+        drafting = launch.drafting
+        asked |= {"drafting_method": drafting.method, "drafter": str(drafting.folder), "draft_tokens": str(drafting.rows)}
+        if drafting.method == "eagle3":
+            asked |= {"depth": str(drafting.depth), "topk": str(drafting.tree[0] if drafting.tree else 1)}
     return asked
 
 
