@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from draftsmith import cli, serving
+from draftsmith import cli, costs, serving
 from draftsmith.keys import DEPENDS, GATES
 from draftsmith.recipe import load_recipe
 from draftsmith.stages import STAGES
@@ -19,8 +19,9 @@ PACKAGE = ROOT / "src" / "draftsmith"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 LIBRARIES = {"models", "engines", "decode", "measure"}
 NOUNS = {"errors", "manifest", "metrics", "settings", "job", "samples", "findings", "store", "stages"}
-# what drives the stages; nothing else imports these. `serving` has the commands of servers that outlive a command: no stage is run by them.
-FLOW = {"recipe", "keys", "runfolder", "flow", "commands", "serving", "cli", "__main__"}
+# what drives the stages; nothing else imports these. `serving` has the commands of servers that outlive a command, `costs` those that need
+# no recipe: no stage is run by them.
+FLOW = {"recipe", "keys", "runfolder", "flow", "commands", "costs", "serving", "cli", "__main__"}
 MAX_FILE, MAX_FUNCTION, MAX_PARAMETERS = 330, 66, 8
 
 
@@ -200,7 +201,7 @@ def test_every_command_has_an_example_and_every_example_is_a_command() -> None:
         seen.add(args.command)
         if getattr(args, "recipe", None) is not None:
             load_recipe(ROOT / args.recipe, args.overrides)
-    assert seen == {"run", *STAGES, "data show", *cli.OTHER, *serving.COMMANDS}
+    assert seen == {"run", *STAGES, "data show", *cli.OTHER, *costs.COMMANDS, *serving.COMMANDS}
 
 
 def test_links_between_documents_lead_somewhere() -> None:
