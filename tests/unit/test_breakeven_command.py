@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 
 from draftsmith.breakeven.command import Asked, breakeven, flags_of, numbers, trees_of
+from draftsmith.breakeven.lockstep import Models, plan
 from draftsmith.breakeven.page import published
+from draftsmith.breakeven.settings import BreakevenSettings
 from draftsmith.breakeven.shapes import dflash_config, target_folder
 from draftsmith.errors import EnvironmentFailed, UsageError
-from draftsmith.job import Talk
+from draftsmith.job import Job, Talk
 from draftsmith.manifest import read_jsonl
+from draftsmith.settings import DrafterSettings, EngineSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 QWEN = ROOT / "golden" / "configs" / "qwen3-8b" / "config.json"
@@ -41,7 +44,7 @@ def test_a_config_alone_gives_break_even_a_page_and_no_second_measurement(tmp_pa
     assert found["tree 3-4-16", 1]["accept_len"] > 4 and found["tree 3-4-16", 1]["needed_share"] is None
     assert document["dummy"] == ["drafter", "target"] and document["note"].startswith("nothing was launched twice")
     page = (tmp_path / "out" / "breakeven.html").read_text()
-    assert "nearly at random" not in page and "random weights" in page and "arXiv 2503.01840" in page and "tree 3-4-16" in page
+    assert "evenly at random" not in page and "random weights" in page and "arXiv 2503.01840" in page and "tree 3-4-16" in page
     launches = read_jsonl(tmp_path / "out" / "launches.jsonl")
     assert all("--skip-tokenizer-init" in row["argv"] for row in launches if "argv" in row)
     breakeven(asked(tmp_path, interpreter), [], Talk(quiet=True))
@@ -58,6 +61,18 @@ def test_a_speedup_out_of_reach_is_said_in_the_exit_code(tmp_path: Path, interpr
 def test_an_engine_that_never_starts_is_the_error(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFailed, match="died"):
         breakeven(asked(tmp_path, sys.executable), [], Talk(quiet=True))
+
+
+@pytest.mark.parametrize(("config", "even"), [("qwen3-30b-a3b", True), ("qwen3-8b", False)])
+def test_experts_of_random_routers_are_drawn_evenly_in_both_arms(tmp_path: Path, config: str, even: bool) -> None:
+    target = ROOT / "golden" / "configs" / config
+    settings = BreakevenSettings(depths=(3,), concurrency=(1, 96), replicates=2)
+    job = Job(tmp_path, target, EngineSettings(name="sglang==0.5.17"), DrafterSettings(), Talk(quiet=True))
+    launches = plan(settings, job, Models(target, {3: target}, "eagle3", frozenset({"target", "drafter"})))
+    assert [planned.name for planned in launches] == ["baseline", "depth 3", "depth 3", "baseline"]
+    for planned in launches:
+        assert ("SGLANG_SIMULATE_UNIFORM_EXPERTS" in planned.launch.env) is even
+        assert planned.launch.flags["max-running-requests"] == 96  # speculation alone would stop at 48
 
 
 def test_words_that_mean_nothing_are_refused() -> None:

@@ -28,6 +28,7 @@ from draftsmith.models.text_config import read_text_config
 from draftsmith.settings import FlagValue
 
 PLAN = "plan.json"
+EVEN = {"SGLANG_SIMULATE_UNIFORM_EXPERTS": "1"}  # SGLang's own switch for dummy weights, whose routers may favour a few experts
 FORCED = 2.0  # any length will do: a round costs the same whatever is accepted, and 2 every depth can have
 
 
@@ -53,13 +54,20 @@ def plan(settings: BreakevenSettings, job: Job, models: Models) -> list[Planned]
         folder = next(iter(models.drafters.values()))
         kinds.append((f"tree {steps}-{top_k}-{tokens}", Drafting(models.method, folder, steps, (top_k, tokens), FORCED)))
     flags = common_flags(settings, job, models.target)
+    env = (EVEN if "target" in models.dummy and experts(models.target) else {}) | job.engine.env
     launches: list[Planned] = []
     for replicate in range(settings.replicates):
         for name, drafting in kinds if replicate % 2 == 0 else kinds[::-1]:
             arm = "speculative" if drafting else "baseline"
-            launch = Launch(arm, models.target, flags, job.engine.env, drafting, job.trust_remote_code, models.dummy)
+            launch = Launch(arm, models.target, flags, env, drafting, job.trust_remote_code, models.dummy)
             launches.append(Planned(len(launches), name, launch, settings.concurrency))
     return launches
+
+
+def experts(target: Path) -> int:
+    """Experts that a layer of the target chooses from; 0 for a dense one."""
+    config = read_text_config(target)
+    return next((int(config[name]) for name in ("num_experts", "n_routed_experts", "num_local_experts") if config.get(name)), 0)
 
 
 def common_flags(settings: BreakevenSettings, job: Job, target: Path) -> dict[str, FlagValue]:
@@ -154,12 +162,12 @@ def deaths(folder: Path) -> list[str]:
 def subject(job: Job, models: Models, settings: BreakevenSettings) -> Subject:
     """The head of the page."""
     config = read_text_config(models.target)
-    experts = config.get("num_experts") or config.get("n_routed_experts") or config.get("num_local_experts")
+    routed = experts(models.target)
     machine = hardware()
     facts = (
         job.engine.name,
         f"{config.get('model_type', 'unknown type')}, {config['num_hidden_layers']} layers of {config['hidden_size']}"
-        + (f", {experts} experts" if experts else ""),
+        + (f", {routed} experts" if routed else ""),
         "random weights" if "target" in models.dummy else "the target's own weights",
         f"{models.method}, {settings.output_tokens} tokens an answer",
         ", ".join(machine["gpus"]) or machine["cpu"],
@@ -168,7 +176,7 @@ def subject(job: Job, models: Models, settings: BreakevenSettings) -> Subject:
         job.target.stem if job.target.is_file() else job.target.resolve().name,
         facts,
         (models.method,),
-        "moe" if experts else "dense",
+        "moe" if routed else "dense",
         dummy="target" in models.dummy,
         forced=True,
     )

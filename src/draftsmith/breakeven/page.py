@@ -61,8 +61,9 @@ def bias(subject: Subject, measured: Sequence[str]) -> list[str]:
     ]
     if subject.dummy and subject.family == "moe":
         texts.append(
-            "Random weights route tokens to experts nearly at random, so the rows of a verify step wake more experts than a trained router "
-            "would: the needed accept_len is too high at low concurrency, where not all experts are awake anyway."
+            "With random weights the experts are drawn evenly at random in both arms (SGLANG_SIMULATE_UNIFORM_EXPERTS). Trained routers "
+            "send neighbouring tokens to the same experts more often, so a verify step wakes fewer: the needed accept_len is too high "
+            "here at low concurrency, where not all experts are awake anyway."
         )
     if subject.dummy:
         texts.append(
