@@ -128,8 +128,8 @@ def text(title: str, about: Mapping[str, Any], summary: Mapping[str, Any], extra
         lines += [
             "## Predicted and measured",
             "",
-            f"Fitted to C {list(KEPT_CONCURRENCY)} and depths {list(KEPT_DEPTHS)}; {len(predicted['held_out'])} cells held out: median error "
-            f"{100 * predicted['median_error']:.1f} %, worst {100 * predicted['worst_error']:.1f} %, "
+            f"Fitted to C {list(KEPT_CONCURRENCY)} and depths {list(KEPT_DEPTHS)}; {len(predicted['held_out'])} cells held "
+            f"out: median error {100 * predicted['median_error']:.1f} %, worst {100 * predicted['worst_error']:.1f} %, "
             f"{100 * predicted['inside_interval']:.0f} % inside their 95 % interval.",
             "",
         ]
