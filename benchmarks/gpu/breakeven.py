@@ -48,6 +48,7 @@ FLAGS: dict[str, FlagValue] = {
     "sleep-on-idle": True,
 }
 ENV = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # else every server forks a pool of compile workers, a core each
+EVEN = {"SGLANG_SIMULATE_UNIFORM_EXPERTS": "1"}  # routers of random weights may favour a few experts
 ALL = (1, 2, 4, 8, 16, 32, 64)
 WITH_ODD = (1, 2, 4, 8, 16, 32, 48, 56, 64, 72)
 FORCED = 2.0
@@ -67,6 +68,7 @@ class Wanted:
     method: str = "eagle3"
     tree: tuple[int, int] | None = None
     flags: dict[str, FlagValue] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,16 @@ def smollm2() -> Shape:
     return Shape((main + beside,), {"mem-fraction-static": 0.9, "max-total-tokens": 60000}, draft_vocab=4096, probes=True)
 
 
+def moe() -> Shape:
+    """Two servers of 61 GB at a time. Experts are drawn evenly at random in both arms, and beside it as random weights route."""
+    groups = (
+        (Wanted("baseline", env=EVEN), Wanted("depth 3", 3, env=EVEN)),
+        (Wanted("depth 1", 1, env=EVEN), Wanted("baseline", env=EVEN)),
+        (Wanted("routed baseline", 0, (1, 4, 16, 64)), Wanted("routed depth 3", 3, (1, 4, 16, 64))),
+    )
+    return Shape(groups, {"mem-fraction-static": 0.97, "max-total-tokens": 20000}, draft_vocab=32000, tokens=128)
+
+
 SHAPES = {
     "smollm2": smollm2(),
     "dense": Shape(
@@ -104,12 +116,7 @@ SHAPES = {
         {"mem-fraction-static": 0.95, "max-total-tokens": 20000},
         draft_vocab=32000,
     ),
-    "moe": Shape(
-        ((Wanted("baseline"), Wanted("depth 3", 3)), (Wanted("depth 1", 1), Wanted("baseline"))),
-        {"mem-fraction-static": 0.97, "max-total-tokens": 20000},
-        draft_vocab=32000,
-        tokens=128,
-    ),
+    "moe": moe(),
 }
 
 
@@ -142,7 +149,7 @@ class Maker:
         if wanted.depth:
             drafting = Drafting(wanted.method, self.drafter_folder(wanted), wanted.depth, wanted.tree, wanted.forced)
         ports: dict[str, FlagValue] = {"port": 21000 + index, "nccl-port": 22000 + index}
-        env = ENV | ({"PYTHONPATH": self.arguments.pythonpath} if self.arguments.pythonpath else {})
+        env = ENV | wanted.env | ({"PYTHONPATH": self.arguments.pythonpath} if self.arguments.pythonpath else {})
         dummy = frozenset[str]() if wanted.real else frozenset(("target", "drafter"))
         arm = "speculative" if drafting else "baseline"
         flags = {**FLAGS, **self.shape.flags, **wanted.flags, **ports}

@@ -8,10 +8,11 @@ shape=$1 budget=${2:-}
 case $shape in
   smollm2) target=$KIT/model; budget=${budget:-510} ;;
   dense) target=$CONFIGS/targets/Qwen__Qwen3-8B.json; budget=${budget:-330} ;;
-  moe) target=$CONFIGS/targets/Qwen__Qwen3-30B-A3B.json; budget=${budget:-480} ;;
+  moe) target=$CONFIGS/targets/Qwen__Qwen3-30B-A3B.json; budget=${budget:-560} ;;
   *) echo "unknown shape $shape" >&2; exit 2 ;;
 esac
 groups=9
+[ "$shape" = moe ] && [ "$budget" -lt 500 ] && groups=2
 [ "$shape" = dense ] && [ "$budget" -lt 400 ] && groups=1  # the second group needs another start
 export PYTHONPATH=$PWD/src
 exec python3 benchmarks/gpu/breakeven.py --shape "$shape" --target "$target" --tokenizer "$KIT/model" --pythonpath "$KIT/site" \

@@ -94,7 +94,7 @@ def build_parser() -> Parser:
         more = {"data": f". See also: draftsmith data show RUN_FOLDER ({SHOW}).", "serve": f". See also: {', '.join(serving.COMMANDS)}."}
         handler, options = MORE_THAN_A_RECIPE.get(name, (commands.run_stage, None))
         stage = add(sub, name, f"The stage {name}: {question}{more.get(name, '')}", handler)
-        recipe_arguments(stage, optional=name in ("check", "bench"))
+        recipe_arguments(stage, optional=name in MORE_THAN_A_RECIPE and name != "report")
         if options is not None:
             options(stage)
         if name == "capture":
@@ -182,6 +182,7 @@ def probe_arguments(command: argparse.ArgumentParser) -> None:
 
 MORE_THAN_A_RECIPE = {  # stages that can be asked without one, too
     "check": (commands.check, check_arguments),
+    "breakeven": (costs.breakeven, costs.breakeven_options),
     "bench": (measuring.bench, measuring.bench_options),
     "report": (commands.report, report_arguments),
 }
@@ -208,9 +209,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         if word.startswith("-") or not hasattr(args, "overrides"):
             raise UsageError(f"draftsmith {args.command}: unknown argument {word!r}", hint=did_you_mean(word, options))
         args.overrides.append(word)
-    if pasted is not None and args.command not in ("check", "engine probe"):
+    if pasted is not None and args.command not in ("check", "engine probe", "breakeven"):
         raise UsageError(
-            f"draftsmith {args.command}: nothing may follow --", hint="only `check` and `engine probe` take a launch command there"
+            f"draftsmith {args.command}: nothing may follow --", hint="only `check`, `engine probe` and `breakeven` take words there"
         )
     args.pasted = pasted or []
     return args

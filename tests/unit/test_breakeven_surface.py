@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from draftsmith.breakeven.surface import chain_accept_len, needed_share, surface, timed
+from draftsmith.breakeven.depths import chain_accept_len, needed_share
+from draftsmith.breakeven.surface import surface, timed
 from draftsmith.errors import InvalidMeasurement
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from draftsmith.breakeven.depths import needed_share, worth_training
 from draftsmith.errors import InvalidMeasurement
 from draftsmith.manifest import read_jsonl
 from draftsmith.measure.client import Reply
@@ -75,9 +76,10 @@ def measured_times(folder: Path, launches: Sequence[Row], depth: int, concurrenc
     return over_launches(cells)
 
 
-def pays_if(concurrency: int, depth: int, needed: float) -> str:
-    """The break-even in words."""
-    where = f"at concurrency {concurrency} with {depth} draft{'s' if depth > 1 else ''} per round"
+def pays_if(concurrency: int, depth: int, needed: float, how: str = "") -> str:
+    """The break-even in words. how: what drafts, where the depth alone does not say it."""
+    drafts = f"{depth} draft{'s' if depth > 1 else ''} per round"
+    where = f"at concurrency {concurrency} with {how or drafts}"
     if needed >= depth + 1:
         return f"{where}: cannot pay; {needed:.2f} tokens per round would be needed and {depth + 1} is the most there can be"
     return f"{where}: pays if accept_len is above {needed:.2f} (of {depth + 1} at most)"
@@ -129,6 +131,7 @@ def summarise(folder: Path, depths: Sequence[int], concurrency: Sequence[int], m
                     "accept_len_low": min(inside.low, needed),  # arithmetic and geometric means differ in the last digits
                     "accept_len_high": max(inside.high, needed),
                     "ceiling": d + 1,
+                    "needed_share": needed_share(needed, d),
                     "pays_if": pays_if(c, d, needed),
                 }
             )
@@ -138,6 +141,7 @@ def summarise(folder: Path, depths: Sequence[int], concurrency: Sequence[int], m
         "decode_step_s": {str(c): value for c, value in step.items()},
         "round_s": {str(d): {str(c): value for c, value in by.items()} for d, by in rounds.items()},
         "break_even": entries,
+        "depth_worth_training": worth_training(entries),
         "advice": advice_for(entries, min_speedup),
         "findings": [text for c in concurrency for text in implausible(c, step[c], {d: rounds[d][c] for d in depths})],
         "source": SOURCE,

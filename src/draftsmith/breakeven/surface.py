@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from draftsmith.breakeven.depths import needed_share, worth_training
 from draftsmith.breakeven.summary import advice_for, implausible, pays_if
 from draftsmith.errors import InvalidMeasurement
 from draftsmith.measure.statistics import Interval, quotient_interval
 
 Row = Mapping[str, Any]
 Key = tuple[str, int]  # name of the kind, concurrency
-ACCEPTED = (0.6, 0.75, 0.9)  # shares of drafts that a drafter may get right, for "which depth"
 SOURCE = "measured on the engine: waves of equal requests, prefill left out; T_round with forced acceptance, rounds from each reply"
 
 
@@ -87,22 +87,6 @@ def break_even(top: Timed, bottom: Timed, spread: Scatter) -> Interval:
     return quotient_interval(top.waves, bottom.waves)
 
 
-def chain_accept_len(accepted: float, depth: int) -> float:
-    """Tokens per round when every draft is right with the same probability, given those before it: 1 + a + a^2 + ... + a^depth."""
-    return sum(accepted**i for i in range(depth + 1))
-
-
-def needed_share(accept_len: float, depth: int) -> float | None:
-    """The constant share of right drafts at which a chain of `depth` has `accept_len`; None when no share below 1 gives it."""
-    if accept_len >= depth + 1:
-        return None
-    low, high = 0.0, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if chain_accept_len(middle, depth) < accept_len else (low, middle)
-    return high
-
-
 def surface(rows: Sequence[Row], baseline: str = "baseline", min_speedup: float = 1.0) -> dict[str, Any]:
     """The summary of a sweep. Raises InvalidMeasurement when there is no baseline, or nothing to set against it."""
     cells = timed(rows)
@@ -151,7 +135,7 @@ def entry(head: Row, concurrency: int, cell: Timed, step: Timed, spread: Scatter
         "accept_len_high": needed.high,
         "ceiling": depth + 1,
         "needed_share": needed_share(needed.value, depth) if chain else None,
-        "pays_if": pays_if(concurrency, depth, needed.value),
+        "pays_if": pays_if(concurrency, depth, needed.value, "" if chain else f"a {head['name']}"),
     }
 
 
@@ -163,22 +147,3 @@ def doubtful(concurrency: int, step: Timed, cells: Mapping[Key, Timed], heads: M
         if c == concurrency and name == f"depth {heads[name]['depth']}"
     }
     return implausible(concurrency, {"value": step.seconds}, chains)
-
-
-def worth_training(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """For every concurrency: the depth that asks least of a drafter, and the best depth for drafters of three qualities (chains only)."""
-    found = []
-    for concurrency in sorted({e["concurrency"] for e in entries}):
-        chains = [e for e in entries if e["concurrency"] == concurrency and e.get("needed_share", 0) is not None]
-        chains = [e for e in chains if e["accept_len"] < e["ceiling"] and e["rows"] == e["depth"] + 1 and e["method"] == "eagle3"]
-        if not chains:
-            found.append({"concurrency": concurrency, "easiest": None, "needed_share": None, "best": {}})
-            continue
-        easiest = min(chains, key=lambda e: e["needed_share"])
-        best = {}
-        for share in ACCEPTED:
-            speedups = {e["depth"]: chain_accept_len(share, e["depth"]) / e["accept_len"] for e in chains}
-            depth = max(speedups, key=lambda d: speedups[d])
-            best[str(share)] = {"depth": depth if speedups[depth] > 1 else 0, "speedup": max(speedups[depth], 1.0)}
-        found.append({"concurrency": concurrency, "easiest": easiest["depth"], "needed_share": easiest["needed_share"], "best": best})
-    return found

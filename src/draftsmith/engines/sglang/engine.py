@@ -112,8 +112,11 @@ def dummy_flags(launch: Launch) -> list[str]:
 
 
 def forced_acceptance(drafting: Drafting | None) -> dict[str, str]:
-    """Variables that fix accept_len (read in 0.5.6 to 0.5.23). The method gives the length on average, not the default's scatter of
-    older releases; the tokens are the chain's own drafts where the release and the drafting allow it, else one fixed token."""
+    """Variables that fix accept_len (read in 0.5.6, 0.5.12, 0.5.17, 0.5.23).
+
+    The method is named because 0.5.6 defaults to one that scatters and misses the mean. Tokens: the chain's own drafts, which 0.5.17 has
+    and 0.5.12 does not (it ignores the variable and emits one fixed token); trees have only the fixed one.
+    """
     if drafting is None or drafting.forced_accept_len is None:
         return {}
     mode = "fixed" if drafting.tree else "real-draft-token"
