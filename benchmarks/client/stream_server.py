@@ -4,7 +4,7 @@
 
 Each stream gets one token per chunk, `rate` a second; the streams are spread over the ticks of a timer wheel (1 ms). After
 POST /reset?N nothing is sent until N requests have come, so that all N streams run together. The server keeps its own record of when
-it sent (GET /stats), so a slow server is not taken for a slow client.
+it sent (GET /stats; GET /sent: only how many chunks), so a slow server is not taken for a slow client.
 """
 
 from __future__ import annotations
@@ -127,6 +127,8 @@ class Stream(asyncio.Protocol):
                     "finished": self.wheel.finished,
                 }
             )
+        elif path == b"/sent":
+            self.json({"sent": self.wheel.sent})
         elif path == b"/reset":
             self.wheel.reset(int(query or 1))
             self.json({})
