@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from draftsmith.measure.loads import REQUESTS_PER_SLOT, WARMUP_PER_SLOT, Load, load_from
 from draftsmith.settings import Settings
+
+
+NAMED_PROMPTS = ("heldout", "builtin", "five")  # anything else is a file
 
 
 class OpenLoad(Settings):
@@ -96,6 +100,11 @@ class BenchSettings(Settings):
     @classmethod
     def one_is_a_list(cls, value: Any) -> Any:
         return (value,) if isinstance(value, str) else value
+
+    def files(self) -> tuple[Path, ...]:
+        """The file of prompts and the traces."""
+        traces = tuple(Path(load.file) for load in self.loads if load.file is not None)
+        return traces if self.prompts in NAMED_PROMPTS else (Path(self.prompts), *traces)
 
     @property
     def last_pair(self) -> int:

@@ -34,7 +34,8 @@ class Attached:
     ready_s = None
 
     def __init__(self, url: str, arm: Arm) -> None:
-        self.url, self.arm = server_url(url), arm
+        self.url = server_url(url)
+        self.arm: Arm = arm
         self.key = api_key(arm)
         self.argv = ["already running at", self.url]
         self.model = self.first_model()
