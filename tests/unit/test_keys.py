@@ -26,7 +26,7 @@ def test_files_named_in_settings_count_by_content(tmp_path: Path) -> None:
         return stage_config("bench", settings, job)
 
     prompts.write_text("one")
-    with pytest.raises(UsageError, match="bench: there is no file .*trace.jsonl"):
+    with pytest.raises(UsageError, match=r"bench: there is no file .*trace\.jsonl"):
         key()
     trace.write_text("two")
     before = key()

@@ -10,7 +10,6 @@ from pydantic import Field, field_validator, model_validator
 from draftsmith.measure.loads import REQUESTS_PER_SLOT, WARMUP_PER_SLOT, Load, load_from
 from draftsmith.settings import Settings
 
-
 NAMED_PROMPTS = ("heldout", "builtin", "five")  # anything else is a file
 
 
