@@ -113,7 +113,7 @@ def bench_urls(
         raise UsageError(f"both --url are {urls[0]}", hint="two servers: first the one without speculation, then the one with it")
     pair = Pair(Attached(urls[0], "baseline"), Attached(urls[1], "speculative"))
     pair.check_roles()
-    deck = prompting.deck(settings.seed)
+    deck = prompting.deck(settings)
     workloads = plan_workloads(settings, deck)
     digest = canonical_hash([workload_digest(workload) for workload in workloads])
     context = make_context(settings, pair, digest, deck.reused, command)

@@ -21,7 +21,7 @@ from draftsmith.measure.client import run_load
 from draftsmith.measure.credentials import headers_for, hidden
 from draftsmith.measure.latency import acceptance_of
 from draftsmith.measure.live import Live
-from draftsmith.measure.loads import ClosedLoad, Load, load_dict
+from draftsmith.measure.loads import ClosedLoad, Load, label_of, load_dict
 from draftsmith.measure.messages import Reply, Request
 from draftsmith.measure.sensors import Limits, Reading, Sensors, invalid_reasons
 from draftsmith.measure.window import decode_tok_s, request_tok_s, steady_window
@@ -74,12 +74,14 @@ class Planned:
 
 @dataclass(frozen=True)
 class Cell:
-    """One load. concurrency: of a closed loop; of the warm-up when there is an `open_load`."""
+    """One load. concurrency: of a closed loop; of the warm-up when there is an `open_load`. output_tokens: limit of its answers, where
+    that tells it from other cells."""
 
     concurrency: int
     warmup: tuple[Request, ...]
     requests: tuple[Request, ...]
     open_load: Load | None = None
+    output_tokens: int | None = None
 
     @property
     def load(self) -> Load:
@@ -87,7 +89,7 @@ class Cell:
 
     @property
     def label(self) -> str:
-        return self.load.label
+        return label_of(self.load, self.output_tokens)
 
 
 @dataclass(frozen=True)
