@@ -68,7 +68,10 @@ def bench_running(args: argparse.Namespace) -> Answer:
         return {"blocks": 2 * settings.last_pair, "requests": requests}, text, 0
     folder = args.out or Path("runs") / "bench-url"
     command = f"draftsmith bench {shlex.join(words_of(args))}"
-    with locked(folder), disk_errors_said_plainly(folder):
+    for path in settings.files():
+        if not path.is_file():
+            raise UsageError(f"there is no file {path}", hint="--prompts: builtin, five, or a .jsonl or .parquet file; --load trace:FILE")
+    with locked(folder, "--out"), disk_errors_said_plainly(folder, "--out"):
         summary = bench_urls((args.url[0], args.url[1]), settings, of_servers(settings), folder, Talk(quiet=args.quiet), command)
     return told(summary, folder)
 

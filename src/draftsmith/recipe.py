@@ -94,6 +94,8 @@ def explain(error: ValidationError) -> str:
             lines.append(f"unknown key {where!r}")
         elif problem["type"] == "missing":
             lines.append(f"{where} is missing")
+        elif problem["type"] == "value_error":  # our own sentence, which names what was found
+            lines.append(f"{where}: {problem['ctx']['error']}" if where else str(problem["ctx"]["error"]))
         else:
             lines.append(f"{where}: {problem['msg']} (found {problem['input']!r})")
     return "; ".join(lines)

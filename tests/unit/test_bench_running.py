@@ -129,6 +129,7 @@ def test_arms_that_differ_in_more_than_speculation(tmp_path: Path, servers: tupl
         (["bench", "--url", "a", "--url", "b", "--load", "burst:3"], 2, "--load 'burst:3' is not known"),
         (["bench", "--url", "a", "--url", "b", "--concurrency", "two"], 2, "is not a list of whole numbers"),
         (["bench", "--url", "a", "--url", "b", "--min-speedup", "1.1@9"], 2, "gate at concurrency 9"),
+        (["bench", "--url", "a", "--url", "b", "--load", "trace:nosuch.jsonl"], 2, "there is no file nosuch.jsonl"),
         (["bench", "--url", "http://h:9", "--url", "h:9/v1/"], 2, "both --url are http://h:9"),
         (["bench", "--url", "http://h:x", "--url", "http://h:1"], 2, "is not the address of a server"),
         (["bench", "--url", "ftp://h", "--url", "http://h:1"], 2, "is not the address of a server"),
