@@ -95,7 +95,8 @@ def explain(error: ValidationError) -> str:
         elif problem["type"] == "missing":
             lines.append(f"{where} is missing")
         elif problem["type"] == "value_error":  # our own sentence, which names what was found
-            lines.append(f"{where}: {problem['ctx']['error']}" if where else str(problem["ctx"]["error"]))
+            said = problem["msg"].removeprefix("Value error, ")
+            lines.append(f"{where}: {said}" if where else said)
         else:
             lines.append(f"{where}: {problem['msg']} (found {problem['input']!r})")
     return "; ".join(lines)
