@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from draftsmith.commands import Answer
 
 Arguments = Callable[[argparse.ArgumentParser], None]
-URL_ONLY = ("prompts", "concurrency", "requests", "output_tokens", "endpoint", "load", "pairs", "pairs_max", "out")
+URL_ONLY = ("prompts", "concurrency", "requests", "output_tokens", "reasoning", "endpoint", "load", "pairs", "pairs_max", "out")
 
 
 # --- bench -----------------------------------------------------------------------------------------------------------
@@ -62,12 +62,16 @@ def bench_running(args: argparse.Namespace) -> Answer:
         raise UsageError(f"{len(args.url)} --url given", hint="two: first the server without speculation, then the one with it")
     settings = settings_from(args)
     if args.dry_run:
-        requests = sum(n for _, n, _ in settings.shapes()) + sum(load.requests for load in settings.loads)
+        requests = len(settings.lengths) * sum(n for _, n, _ in settings.shapes())
+        requests += sum(load.requests * (len(settings.lengths) if load.file is None else 1) for load in settings.loads)
         text = f"{2 * settings.last_pair} blocks of {requests} requests, in the order A B B A; nothing was done"
         return {"blocks": 2 * settings.last_pair, "requests": requests}, text, 0
     folder = args.out or Path("runs") / "bench-url"
     command = f"draftsmith bench {shlex.join(words_of(args))}"
-    with locked(folder), disk_errors_said_plainly(folder):
+    for path in settings.files():
+        if not path.is_file():
+            raise UsageError(f"there is no file {path}", hint="--prompts: builtin, five, or a .jsonl or .parquet file; --load trace:FILE")
+    with locked(folder, "--out"), disk_errors_said_plainly(folder, "--out"):
         summary = bench_urls((args.url[0], args.url[1]), settings, of_servers(settings), folder, Talk(quiet=args.quiet), command)
     return told(summary, folder)
 
@@ -96,7 +100,10 @@ def settings_from(args: argparse.Namespace) -> BenchSettings:
     if args.requests:
         asked = numbers("--requests", args.requests)
         values["requests"] = asked * len(concurrency) if len(asked) == 1 else asked
-    values |= {name: getattr(args, name) for name in ("output_tokens", "pairs_max") if getattr(args, name) is not None}
+    if args.output_tokens:
+        lengths = list(numbers("--output-tokens", args.output_tokens))
+        values["output_tokens"] = lengths if len(lengths) > 1 else lengths[0]
+    values |= {name: getattr(args, name) for name in ("reasoning", "pairs_max") if getattr(args, name) is not None}
     if args.min_speedup:
         values["gates"] = tuple(args.min_speedup)
     try:
@@ -147,7 +154,12 @@ def bench_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--prompts", metavar="FILE", help="with --url: builtin (default), five, or a .jsonl or .parquet file")
     command.add_argument("--concurrency", metavar="N,N", help="with --url: requests in flight of each cell (default 1,4)")
     command.add_argument("--requests", metavar="N,N", help="with --url: per block, for each concurrency (default 10 x concurrency)")
-    command.add_argument("--output-tokens", metavar="N", type=int, help="with --url: most tokens of an answer (default 96)")
+    command.add_argument("--output-tokens", metavar="N,N", help="with --url: most tokens of an answer, thinking included (default 96)")
+    command.add_argument(
+        "--reasoning",
+        choices=["template", "on", "off"],
+        help="with --url: ask the chat template to think, or not to",
+    )
     command.add_argument(
         "--endpoint",
         choices=["completions", "chat", "generate"],

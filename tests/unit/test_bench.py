@@ -126,7 +126,7 @@ def test_plan_counts_launches() -> None:
 
 def test_sentence_for_an_inconclusive_cell() -> None:
     speedup = {"ratio": 1.02, "low": 0.95, "high": 1.09, "pairs": 3, "confidence": 0.95}
-    cell = {"concurrency": 8, "speedup": speedup, "verdict": "inconclusive", "acceptance": {"accept_len": 1.951}}
+    cell = {"concurrency": 8, "label": "C=8", "speedup": speedup, "verdict": "inconclusive", "acceptance": {"accept_len": 1.951}}
     assert verdict_sentence([cell | {"load": {"kind": "closed"}, "verdict_reason": ""}], "EAGLE-3 with 3 drafts") == (
         "EAGLE-3 with 3 drafts is inconclusive at concurrency 8: 1.02x (95 % interval 0.95-1.09, 3 pairs, accept_len 1.95)"
     )

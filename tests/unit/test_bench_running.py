@@ -129,7 +129,12 @@ def test_arms_that_differ_in_more_than_speculation(tmp_path: Path, servers: tupl
         (["bench", "--url", "a", "--url", "b", "--load", "burst:3"], 2, "--load 'burst:3' is not known"),
         (["bench", "--url", "a", "--url", "b", "--concurrency", "two"], 2, "is not a list of whole numbers"),
         (["bench", "--url", "a", "--url", "b", "--min-speedup", "1.1@9"], 2, "gate at concurrency 9"),
-        (["bench", "--url", "http://127.0.0.1:9", "--url", "http://127.0.0.1:9"], 4, "no server answers at http://127.0.0.1:9"),
+        (["bench", "--url", "a", "--url", "b", "--load", "trace:nosuch.jsonl"], 2, "there is no file nosuch.jsonl"),
+        (["bench", "--url", "http://h:9", "--url", "h:9/v1/"], 2, "both --url are http://h:9"),
+        (["bench", "--url", "http://h:x", "--url", "http://h:1"], 2, "is not the address of a server"),
+        (["bench", "--url", "ftp://h", "--url", "http://h:1"], 2, "is not the address of a server"),
+        (["bench", "--url", "http://me:secret@h:1", "--url", "http://h:1"], 2, "an address here has no user"),
+        (["bench", "--url", "http://127.0.0.1:9", "--url", "http://127.0.0.1:10"], 4, "no server answers at http://127.0.0.1:9"),
     ],
 )
 def test_what_cannot_be_meant(words: list[str], code: int, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

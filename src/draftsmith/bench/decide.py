@@ -13,6 +13,7 @@ from scipy import stats
 from draftsmith.bench.cells import break_even_of, rejection, total_acceptance
 from draftsmith.bench.context import Context
 from draftsmith.bench.runs import Row, Runs, rates_of
+from draftsmith.bench.sentences import place
 from draftsmith.bench.settings import Gate
 from draftsmith.measure.statistics import num_pairs, ratio_interval
 from draftsmith.measure.stopping import is_futile, judge
@@ -79,7 +80,7 @@ def judge_gate(gate: Gate, cell: Row, num_invalid: int) -> Row:
 
 
 def gate_result(gate: Gate, cell: Row, num_invalid: int) -> tuple[str, str]:
-    where = f"concurrency {gate.concurrency}"
+    where = place(cell)[3:]
     found = cell["speedup"]
     if cell["verdict_reason"] and gate.min_speedup >= 1 and not num_invalid:
         return "failed", f"at {where} {cell['verdict_reason']}"
@@ -105,12 +106,16 @@ def all_gates(gates: Sequence[Row]) -> tuple[str, str]:
 
 
 def stops_paying_above(cells: Sequence[Row]) -> int | None:
-    """The highest concurrency that pays, when a higher one does not; None when none pays or no higher one was found not to."""
-    closed = sorted((cell for cell in cells if cell["load"]["kind"] == "closed"), key=lambda cell: cell["concurrency"])
-    pays = [cell["concurrency"] for cell in closed if cell["verdict"] == "pays"]
-    if not pays or not any(cell["verdict"] == "does not pay" and cell["concurrency"] > pays[-1] for cell in closed):
+    """The highest concurrency that pays (with several lengths of answers: at each), when a higher one does not (at any); None when none
+    pays or no higher one was found not to."""
+    verdicts: dict[int, set[str]] = {}
+    for cell in cells:
+        if cell["load"]["kind"] == "closed":
+            verdicts.setdefault(cell["concurrency"], set()).add(cell["verdict"])
+    best = max((concurrency for concurrency, found in verdicts.items() if found == {"pays"}), default=None)
+    if best is None or not any("does not pay" in found for concurrency, found in verdicts.items() if concurrency > best):
         return None
-    return pays[-1]
+    return best
 
 
 # --- the noise floor -------------------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ def find_doubts(runs: Runs, cells: Sequence[Row], noise: Row | None, context: Co
         *of_canaries(runs),
         *of_counters(runs),
         *of_client(runs, cells),
+        *of_reasoning(cells, settings.reasoning),
         *of_arms(context),
     ]
 
@@ -90,6 +91,16 @@ def of_client(runs: Runs, cells: Sequence[Row]) -> Iterator[str]:
         for arm in ARMS:
             waits = cell["load"].get("max_concurrency") is not None
             yield from (f"{place(cell)[3:]}, {arm}: {text}" for text in findings(runs.replies(arm, cell["label"]), waits))
+
+
+def of_reasoning(cells: Sequence[Row], asked: str) -> Iterator[str]:
+    """Did the chat template do what was asked?"""
+    for cell in cells:
+        thought = sum(counts["reasoning_tokens"] for counts in (cell["reasoning"] or {}).values() if counts)
+        if asked == "off" and thought:
+            yield f"{place(cell)[3:]}: {thought} thinking tokens although reasoning is off: the chat template does not know the switch"
+        if asked == "on" and not thought:
+            yield f"{place(cell)[3:]}: reasoning is on, but nothing was thought: no such model, or no --reasoning-parser at the server"
 
 
 def of_arms(context: Context) -> Iterator[str]:

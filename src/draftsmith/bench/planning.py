@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from draftsmith.engines.protocol import Launch
 from draftsmith.job import Job
 from draftsmith.manifest import Manifest, canonical_hash, hardware, tool_versions
 from draftsmith.measure.launching import launch_for
+from draftsmith.measure.loads import ClosedLoad, Load, label_of, load_dict
+from draftsmith.measure.messages import Request
 from draftsmith.measure.prompts import Prompt
 from draftsmith.measure.protocol import NOISE_PAIR, launch_arms
 from draftsmith.measure.recorder import Cell, Planned, Workload
@@ -48,24 +51,49 @@ def on_set(launch: Launch, settings: BenchSettings, gpu_set: int) -> Launch:
 
 def plan_workload(settings: BenchSettings, deck: Deck, render: Callable[[Prompt], Prompt] | None = None) -> Workload:
     """Canary, warm-ups and cells, dealt from `deck`: closed loops first, then the open loads. render: for prompts of a trace."""
-    shapes = [CellShape(c, requests, warmup, settings.output_tokens, settings.warmup_tokens) for c, requests, warmup in settings.shapes()]
+    asked = [(length, *shape) for length in settings.lengths for shape in settings.shapes()]
+    shapes = [CellShape(c, requests, warmup, length, settings.warmup_tokens) for length, c, requests, warmup in asked]
     closed = make_workload(deck, shapes, settings.canary_tokens, settings.temperature)
-    opened = []
+    cells = [replace(cell, output_tokens=told(settings, shape.output_tokens)) for cell, shape in zip(closed.cells, shapes, strict=True)]
     for load in settings.loads:
-        warmup = deck.deal(load.warmup_requests, settings.warmup_tokens, settings.temperature, ignore_eos=True)
-        if load.file is None:
-            requests = deck.deal(load.requests, settings.output_tokens, settings.temperature)
-        else:
-            filler = [token for prompt in deck.prompts for token in prompt.token_ids]
-            requests = tuple(read_trace(Path(load.file), filler, render)[: load.requests])
-        opened.append(Cell(load.warmup_requests, warmup, requests, load.load()))
-    return Workload(closed.canary, (*closed.cells, *opened))
+        for length in settings.lengths if load.file is None else (None,):
+            warmup = deck.deal(load.warmup_requests, settings.warmup_tokens, settings.temperature, ignore_eos=True)
+            if length is None:
+                filler = [token for prompt in deck.prompts for token in prompt.token_ids]
+                found = read_trace(Path(load.file or ""), filler, render)[: load.requests]
+                requests = tuple(replace(request, extra=deck.extra) for request in found)
+            else:
+                requests = deck.deal(load.requests, length, settings.temperature)
+            cells.append(Cell(load.warmup_requests, warmup, requests, load.load(), told(settings, length)))
+    return Workload(closed.canary, tuple(cells))
+
+
+def told(settings: BenchSettings, length: int | None) -> int | None:
+    """The limit of a cell's answers, where it tells the cell from others."""
+    return length if len(settings.lengths) > 1 else None
+
+
+def described_cells(settings: BenchSettings) -> list[dict[str, Any]]:
+    """concurrency, label, load and limit of the answers of every cell, in the order of `plan_workload`."""
+    rows: list[tuple[int, Load, int | None]] = [(c, ClosedLoad(c), length) for length in settings.lengths for c in settings.concurrency]
+    for load in settings.loads:
+        rows += [(load.warmup_requests, load.load(), length) for length in (settings.lengths if load.file is None else (None,))]
+    return [
+        {"concurrency": c, "label": label_of(load, told(settings, length)), "load": load_dict(load), "max_tokens": length}
+        for c, load, length in rows
+    ]
 
 
 def workload_digest(workload: Workload) -> str:
     """Digest of every prompt and length in its order: two runs with the same one asked the same."""
     requests = [workload.canary, *(request for cell in workload.cells for request in (*cell.warmup, *cell.requests))]
-    return canonical_hash([[list(r.prompt_token_ids), r.text, [dict(m) for m in r.messages], r.max_tokens, r.ignore_eos] for r in requests])
+    return canonical_hash([asked_of(request) for request in requests])
+
+
+def asked_of(request: Request) -> list[Any]:
+    """What of a request the answer depends on."""
+    fields = [list(request.prompt_token_ids), request.text, [dict(m) for m in request.messages], request.max_tokens, request.ignore_eos]
+    return [*fields, dict(request.extra)] if request.extra else fields
 
 
 def conditions_of(settings: BenchSettings, job: Job, workload: Workload) -> dict[str, Any]:

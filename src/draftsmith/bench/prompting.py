@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from draftsmith.bench.settings import BenchSettings
 from draftsmith.job import Job
@@ -25,8 +26,17 @@ class Prompting:
     salt: Callable[[Prompt, int], Prompt] | None = None
     render: Callable[[Prompt], Prompt] | None = None
 
-    def deck(self, seed: int) -> Deck:
-        return Deck(self.prompts, seed, self.salt)
+    def deck(self, settings: BenchSettings) -> Deck:
+        return Deck(self.prompts, settings.seed, self.salt, template_settings(settings))
+
+
+def template_settings(settings: BenchSettings) -> dict[str, Any]:
+    """What asks a chat template to think or not to: Qwen3 and GLM call it enable_thinking, DeepSeek-V3.1 and Granite thinking; a template
+    leaves the name that it does not know."""
+    if settings.reasoning == "template":
+        return {}
+    think = settings.reasoning == "on"
+    return {"chat_template_kwargs": {"enable_thinking": think, "thinking": think}}
 
 
 def named(source: str) -> list[Prompt]:

@@ -21,8 +21,8 @@ def figures(cell: dict[str, Any]) -> str:
 
 
 def place(cell: dict[str, Any]) -> str:
-    """at concurrency 4, or at 2 req/s."""
-    return f"at concurrency {cell['concurrency']}" if cell["load"]["kind"] == "closed" else f"at {cell['label']}"
+    """at concurrency 4, at concurrency 4, 1024 tokens, or at 2 req/s."""
+    return f"at concurrency {cell['label'].removeprefix('C=')}" if cell["load"]["kind"] == "closed" else f"at {cell['label']}"
 
 
 def subject_of(algorithm: str, depth: int) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from draftsmith.measure.loads import REQUESTS_PER_SLOT, WARMUP_PER_SLOT, Load, load_from
 from draftsmith.settings import Settings
+
+NAMED_PROMPTS = ("heldout", "builtin", "five")  # anything else is a file
 
 
 class OpenLoad(Settings):
@@ -79,7 +82,12 @@ class BenchSettings(Settings):
     )
     endpoint: Literal["completions", "chat", "generate"] = "completions"
     warmup_tokens: int = Field(default=8, ge=2, description="length of the warm-up answers")
-    output_tokens: int = Field(default=96, ge=8, description="most tokens per answer; it may end earlier, as in use")
+    output_tokens: int | tuple[int, ...] = Field(
+        default=96, description="most tokens per answer, thinking included; it may end earlier. Several: a cell for each, like [256, 1024]"
+    )
+    reasoning: Literal["template", "on", "off"] = Field(
+        default="template", description="thinking of reasoning models (chat): as the template has it, or asked for, or asked not to"
+    )
     temperature: float = Field(default=0.0, ge=0)
     canary_tokens: int = Field(default=32, ge=2, description="length of the fixed single request that every launch answers")
     start_together: bool = Field(default=False, description="start both arms of a pair side by side; one at a time is measured")
@@ -96,6 +104,16 @@ class BenchSettings(Settings):
     @classmethod
     def one_is_a_list(cls, value: Any) -> Any:
         return (value,) if isinstance(value, str) else value
+
+    def files(self) -> tuple[Path, ...]:
+        """The file of prompts and the traces."""
+        traces = tuple(Path(load.file) for load in self.loads if load.file is not None)
+        return traces if self.prompts in NAMED_PROMPTS else (Path(self.prompts), *traces)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """`output_tokens`, as a tuple."""
+        return (self.output_tokens,) if isinstance(self.output_tokens, int) else self.output_tokens
 
     @property
     def last_pair(self) -> int:
@@ -135,6 +153,16 @@ class BenchSettings(Settings):
         for gate in self.all_gates:
             if gate.concurrency not in self.concurrency:
                 raise ValueError(f"gate at concurrency {gate.concurrency}, which is not in concurrency {list(self.concurrency)}")
+        return self
+
+    @model_validator(mode="after")
+    def answers_that_can_be_asked_for(self) -> BenchSettings:
+        if not self.lengths or min(self.lengths) < 8 or len(set(self.lengths)) != len(self.lengths):
+            raise ValueError(f"output_tokens is {list(self.lengths)}; expected different numbers from 8 up")
+        if self.reasoning != "template" and self.endpoint != "chat":
+            raise ValueError(
+                f"reasoning {self.reasoning} is for the chat endpoint, where the server has the template; not for {self.endpoint}"
+            )
         return self
 
     @model_validator(mode="after")

@@ -10,12 +10,12 @@ from typing import Any
 
 from draftsmith.bench.context import Context
 from draftsmith.bench.decide import noise_floor, reason_to_stop
-from draftsmith.bench.planning import make_context, plan_launches, plan_workload
+from draftsmith.bench.planning import described_cells, make_context, plan_launches, plan_workload
 from draftsmith.bench.prompting import Prompting, of_recipe
 from draftsmith.bench.runs import Runs
 from draftsmith.bench.sentences import interval_text
 from draftsmith.bench.settings import BenchSettings
-from draftsmith.bench.summary import described_cells, write_summary
+from draftsmith.bench.summary import write_summary
 from draftsmith.engines.registry import engine_for
 from draftsmith.job import Job, Plan, Talk
 from draftsmith.measure.gpus import gpu_reader
@@ -36,7 +36,7 @@ BASELINE_TOK_S = {1: 32.0, 8: 190.0}  # the same, for the estimate only
 def plan(settings: BenchSettings, job: Job) -> Plan:
     """Launches and time; with pairs_max the most there can be."""
     launches = settings.noise_launches + 2 * settings.last_pair
-    tokens_s = sum(n * settings.output_tokens / BASELINE_TOK_S.get(c, 32.0 * min(c, 6)) for c, n, _ in settings.shapes())
+    tokens_s = sum(n * sum(settings.lengths) / BASELINE_TOK_S.get(c, 32.0 * min(c, 6)) for c, n, _ in settings.shapes())
     tokens_s += sum(load.requests / (load.rate or 1.0) for load in settings.loads)
     most = f"{settings.pairs} to {settings.last_pair}" if settings.last_pair > settings.pairs else str(settings.pairs)
     noise = f" after {settings.noise_launches} of the noise floor" if settings.noise_launches else ""
@@ -88,7 +88,7 @@ def measure(
 ) -> dict[str, Any]:
     """All launches that are still missing, then the summary."""
     folder = job.folder(NAME)
-    deck = prompting.deck(settings.seed)
+    deck = prompting.deck(settings)
     workload = plan_workload(settings, deck, prompting.render)
     context = make_context(settings, job, workload, deck.reused)
     context.write(folder)

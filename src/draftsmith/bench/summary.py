@@ -10,21 +10,13 @@ from draftsmith.bench.cells import acceptance_by_category, summarise_cell, total
 from draftsmith.bench.context import Context, read_context
 from draftsmith.bench.decide import all_gates, is_at, judge_gate, noise_floor, reason_to_stop, stops_paying_above
 from draftsmith.bench.findings import find_doubts
+from draftsmith.bench.planning import described_cells
 from draftsmith.bench.runs import ARMS, Row, Runs
 from draftsmith.bench.sentences import subject_of, verdict_sentence
-from draftsmith.bench.settings import BenchSettings
 from draftsmith.engines.protocol import Arm
 from draftsmith.manifest import atomic_write_json
-from draftsmith.measure.loads import ClosedLoad, Load, load_dict
 
 SUMMARY = "summary.json"
-
-
-def described_cells(settings: BenchSettings) -> list[Row]:
-    """concurrency, label and load of every cell, in their order."""
-    loads: list[tuple[int, Load]] = [(c, ClosedLoad(c)) for c in settings.concurrency]
-    loads += [(open_load.warmup_requests, open_load.load()) for open_load in settings.loads]
-    return [{"concurrency": c, "label": load.label, "load": load_dict(load)} for c, load in loads]
 
 
 def summarise(folder: Path, context: Context | None = None) -> dict[str, Any]:
@@ -41,7 +33,7 @@ def summarise(folder: Path, context: Context | None = None) -> dict[str, Any]:
     by_source = accept_len_by_source(runs, described)
     if by_source is None and runs.of("speculative"):
         findings.append("no accept_len by source: the server does not send one chunk per round")
-    gates = [judge_gate(gate, next(cell for cell in cells if is_at(gate, cell)), num_invalid) for gate in settings.all_gates]
+    gates = [judge_gate(gate, cell, num_invalid) for gate in settings.all_gates for cell in cells if is_at(gate, cell)]
     result, reason = all_gates(gates)
     return {
         "cells": cells,

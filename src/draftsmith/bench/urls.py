@@ -23,6 +23,7 @@ from draftsmith.errors import UsageError
 from draftsmith.job import Talk
 from draftsmith.manifest import canonical_hash, tool_versions
 from draftsmith.measure.attached import Attached, attached_starter
+from draftsmith.measure.credentials import server_url
 from draftsmith.measure.gpus import gpu_reader
 from draftsmith.measure.live import Live
 from draftsmith.measure.protocol import How, launch_arms, run_launches
@@ -31,7 +32,7 @@ from draftsmith.measure.sensors import Limits, Sensors
 from draftsmith.measure.workload import Deck
 
 SPECULATIVE = ("depth", "draft", "spec", "topk", "model_runner")  # settings that begin so may differ between the arms
-NOT_COMPARED = ("model",)  # the name under which a server answers
+NOT_COMPARED = ("model", "served_model", "served_model_name", "host", "port", "nccl_port", "random_seed")  # names, addresses, dice
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,19 @@ class Pair:
 
     def of(self, arm: Arm) -> Attached:
         return self.baseline if arm == "baseline" else self.speculative
+
+    def check_roles(self) -> None:
+        """Raise UsageError when the servers speculate the other way round, or neither does, as far as they tell."""
+        if self.baseline.depth:
+            raise UsageError(
+                f"{self.baseline.url}, the first --url, speculates with {self.baseline.depth} drafts",
+                hint="first the server without speculation, then the one with it",
+            )
+        if self.speculative.engine and not self.speculative.depth:
+            raise UsageError(
+                f"{self.speculative.url}, the second --url, does not speculate: it has no counters of accepted drafts",
+                hint="start it with its speculative flags, for example --speculative-config of vLLM",
+            )
 
     def differences(self) -> list[dict[str, Any]]:
         """What the servers tell differently about themselves, and whether that should not be so."""
@@ -95,8 +109,11 @@ def bench_urls(
     """All blocks that are still missing, then the summary. Raises EnvironmentFailed when a server does not answer."""
     if settings.noise_launches or settings.start_together or settings.gpu_sets or settings.mode != "launch":
         raise UsageError("servers that already run cannot be started anew", hint="without noise_launches, start_together, gpu_sets, mode")
-    pair = Pair(Attached(urls[0]), Attached(urls[1]))
-    deck = prompting.deck(settings.seed)
+    if server_url(urls[0]) == server_url(urls[1]):
+        raise UsageError(f"both --url are {urls[0]}", hint="two servers: first the one without speculation, then the one with it")
+    pair = Pair(Attached(urls[0], "baseline"), Attached(urls[1], "speculative"))
+    pair.check_roles()
+    deck = prompting.deck(settings)
     workloads = plan_workloads(settings, deck)
     digest = canonical_hash([workload_digest(workload) for workload in workloads])
     context = make_context(settings, pair, digest, deck.reused, command)
@@ -105,7 +122,8 @@ def bench_urls(
     live = Live(talk, len(blocks))
     here = all(urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1") for url in urls)
     sensors = Sensors(gpu_reader() if here else None, only_ours=False)
-    watch = Watch(settings.endpoint, sensors, Limits(strangers=False))  # the servers themselves were there before us
+    keys: dict[Arm, str] = {"baseline": pair.baseline.key, "speculative": pair.speculative.key}
+    watch = Watch(settings.endpoint, sensors, Limits(strangers=False), keys)  # the servers themselves were there before us
     how = How(watch, live, after_pair(folder, context, live, talk), lambda planned: workloads[planned.pair])
     starter = attached_starter({"baseline": pair.baseline, "speculative": pair.speculative})
     models: dict[Arm, str] = {"baseline": pair.baseline.model, "speculative": pair.speculative.model}

@@ -13,44 +13,63 @@ from draftsmith.engines.counters import total_by
 from draftsmith.engines.protocol import Arm, Engine
 from draftsmith.engines.registry import ENGINES
 from draftsmith.errors import EnvironmentFailed
+from draftsmith.measure.credentials import VARIABLE, api_key, headers_for, hidden, server_url, variable_of
 from draftsmith.measure.protocol import Starter
 from draftsmith.measure.recorder import Planned, Serving
 from draftsmith.metrics import Acceptance
 
 TIMEOUT_S = 20.0
 POSITIONS = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+NEEDED = ("/v1/models", "/metrics")  # other pages may be for administrators only; without them less is known
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # as the load client, which knows no proxy either
 
 
 class Attached:
     """A running server at `url`, as `Serving`. The engine is told from its metrics; without any, tokens and acceptance are unknown.
 
-    Raises EnvironmentFailed when nobody answers there.
+    The key that it wants, if any, comes from the environment (measure/credentials.py). Raises EnvironmentFailed when nobody answers
+    there or the key is refused, UsageError for a URL that is none.
     """
 
     ready_s = None
 
-    def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
+    def __init__(self, url: str, arm: Arm) -> None:
+        self.url = server_url(url)
+        self.arm: Arm = arm
+        self.key = api_key(arm)
         self.argv = ["already running at", self.url]
         self.model = self.first_model()
         page = self.page("/metrics") or ""
         names = [name for name in ("vllm", "sglang") if f"{name}:" in page]
+        if not names and '"speculative_algorithm"' in (self.page("/server_info") or ""):
+            names = ["sglang"]  # its counters are not on the page before the first request
         self.engine: Engine | None = ENGINES[names[0]]() if names else None
-        self.depth = len(total_by(page, POSITIONS, "position"))  # SGLang's page does not say how deep it drafts
-        if not self.depth and "sglang:spec_verify_calls_total" in page:
-            self.depth = int(self.settings().get("depth", 1))
+        self.depth = len(total_by(page, POSITIONS, "position"))  # vLLM: there from the start
+        if names == ["sglang"]:
+            self.depth = depth_told(self.settings(), page)
 
     def page(self, path: str) -> str | None:
-        """The text of a page; None when the server does not have it. Raises EnvironmentFailed when it does not answer."""
+        """The text of a page; None when the server does not have it. Raises EnvironmentFailed when it does not answer, or lets nobody
+        look at a page without which nothing can be measured."""
+        request = urllib.request.Request(f"{self.url}{path}")
+        for name, value in headers_for(self.key).items():
+            request.add_unredirected_header(name, value)  # the key is for this server alone
         try:
-            with urllib.request.urlopen(f"{self.url}{path}", timeout=TIMEOUT_S) as answer:
+            with DIRECT.open(request, timeout=TIMEOUT_S) as answer:
                 return answer.read().decode()
-        except urllib.error.HTTPError:
+        except urllib.error.HTTPError as error:
+            if error.code in (401, 403) and path in NEEDED:
+                raise self.refused(path, error.code) from None
             return None
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise EnvironmentFailed(
-                f"no server answers at {self.url}: {error}", hint="start it first, and give its URL without /v1"
-            ) from error
+            why = error.reason if isinstance(error, urllib.error.URLError) else error
+            raise EnvironmentFailed(f"no server answers at {self.url}: {hidden(str(why), self.key)}", hint="start it first") from None
+
+    def refused(self, path: str, status: int) -> EnvironmentFailed:
+        """What to say when the server wants another key, or one at all."""
+        found = f"refuses the key (HTTP {status})" if self.key else f"wants a key (HTTP {status})"
+        hint = f"set {VARIABLE} (or {variable_of(self.arm)} for this server alone) in the environment; never an option"
+        return EnvironmentFailed(f"{self.url}{path} {found}", hint=hint)
 
     def first_model(self) -> str:
         """The name under which the server answers. Raises EnvironmentFailed."""
@@ -81,6 +100,13 @@ class Attached:
 
     def rss_bytes(self) -> int | None:
         return None
+
+
+def depth_told(settings: Mapping[str, str], metrics_text: str) -> int:
+    """Drafts per round as SGLang tells them; 0 without speculation; 1 when only a counter shows that it speculates."""
+    if "drafting_method" in settings:
+        return int(settings.get("depth") or int(settings.get("draft_tokens", 2)) - 1)
+    return 1 if "sglang:spec_verify_calls_total" in metrics_text else 0
 
 
 def attached_starter(servers: Mapping[Arm, Attached]) -> Starter:

@@ -73,6 +73,13 @@ class TraceLoad:
 
 
 Load = ClosedLoad | PoissonLoad | TraceLoad
+
+
+def label_of(load: Load, output_tokens: int | None = None) -> str:
+    """C=4; with the limit of its answers where cells differ in it: C=4, 1024 tokens."""
+    return load.label if output_tokens is None else f"{load.label}, {output_tokens} tokens"
+
+
 LOADS: dict[str, type[Load]] = {load.kind: load for load in (ClosedLoad, PoissonLoad, TraceLoad)}
 
 

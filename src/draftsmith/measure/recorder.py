@@ -7,19 +7,21 @@ every launch: a machine that slows down shows in it, whatever the arm's cells do
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from draftsmith.engines.protocol import Launch
+from draftsmith.engines.protocol import Arm, Launch
 from draftsmith.errors import InvalidMeasurement
 from draftsmith.manifest import append_jsonl
+from draftsmith.measure.asking import Options
 from draftsmith.measure.client import run_load
+from draftsmith.measure.credentials import headers_for, hidden
 from draftsmith.measure.latency import acceptance_of
 from draftsmith.measure.live import Live
-from draftsmith.measure.loads import ClosedLoad, Load, load_dict
+from draftsmith.measure.loads import ClosedLoad, Load, label_of, load_dict
 from draftsmith.measure.messages import Reply, Request
 from draftsmith.measure.sensors import Limits, Reading, Sensors, invalid_reasons
 from draftsmith.measure.window import decode_tok_s, request_tok_s, steady_window
@@ -72,12 +74,14 @@ class Planned:
 
 @dataclass(frozen=True)
 class Cell:
-    """One load. concurrency: of a closed loop; of the warm-up when there is an `open_load`."""
+    """One load. concurrency: of a closed loop; of the warm-up when there is an `open_load`. output_tokens: limit of its answers, where
+    that tells it from other cells."""
 
     concurrency: int
     warmup: tuple[Request, ...]
     requests: tuple[Request, ...]
     open_load: Load | None = None
+    output_tokens: int | None = None
 
     @property
     def load(self) -> Load:
@@ -85,7 +89,7 @@ class Cell:
 
     @property
     def label(self) -> str:
-        return self.load.label
+        return label_of(self.load, self.output_tokens)
 
 
 @dataclass(frozen=True)
@@ -98,11 +102,12 @@ class Workload:
 
 @dataclass(frozen=True)
 class Watch:
-    """How requests are sent and what is watched meanwhile."""
+    """How requests are sent and what is watched meanwhile. keys: of each arm's server, for its headers; written nowhere."""
 
     endpoint: str = "completions"
     sensors: Sensors | None = None
     limits: Limits = field(default_factory=Limits)
+    keys: Mapping[Arm, str] = field(default_factory=dict, repr=False)
 
 
 class Recorder:
@@ -115,6 +120,7 @@ class Recorder:
         self.model = model
         self.watch = watch
         self.live = live
+        self.key = watch.keys.get(planned.launch.arm, "")
         self.invalid: list[str] = []
         self.answered_tokens = server.generation_tokens() or 0  # what the server must have counted so far: from before, and our replies
 
@@ -127,17 +133,19 @@ class Recorder:
             nonlocal ended
             row = reply.row()
             del row["text"]  # the token ids are the record
+            row["error"] = hidden(reply.error, self.key)
             append_jsonl(self.path, head | row)
             ended += 1
             self.live.progress(phase, cell.label, ended, len(requests))
 
         self.live.progress(phase, cell.label, 0, len(requests))
-        replies = run_load(self.server.url, self.watch.endpoint, self.model, requests, load, write)
+        options = Options(headers=headers_for(self.key))
+        replies = run_load(self.server.url, self.watch.endpoint, self.model, requests, load, write, options)
         self.answered_tokens += sum(reply.completion_tokens for reply in replies)
         failed = [reply for reply in replies if not reply.ok]
         if failed:
             self.check_alive(failed)
-            first = f"{failed[0].id}: {failed[0].error}"
+            first = f"{failed[0].id}: {hidden(failed[0].error, self.key)}"
             self.invalid.append(f"{phase} at {cell.label}: {len(failed)} of {len(replies)} requests failed ({first})")
         return replies
 

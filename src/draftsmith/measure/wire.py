@@ -124,6 +124,7 @@ class Exchange(asyncio.BufferedProtocol):
         self.keep = False
         if not self.finished.done():
             self.finished.set_exception(error)
+            self.finished.exception()  # seen: after Ctrl-C nobody waits for it any more, and asyncio would print a traceback
 
     # reading
 

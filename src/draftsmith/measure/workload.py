@@ -7,9 +7,10 @@ is dealt again only when it is empty: then each prompt is salted (measure/prompt
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from draftsmith.measure.client import Request
 from draftsmith.measure.prompts import Prompt, Renderer, forty_prompts
@@ -37,10 +38,18 @@ class Deck:
     """Deals prompts in a shuffled order that `seed` fixes.
 
     salt: how a prompt that was dealt before is made different (Renderer.salt), so that the prefix cache does not know it.
+    extra: more fields of every request's body.
     """
 
-    def __init__(self, prompts: Sequence[Prompt], seed: int, salt: Callable[[Prompt, int], Prompt] | None = None) -> None:
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        seed: int,
+        salt: Callable[[Prompt, int], Prompt] | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
         assert prompts
+        self.extra = extra or {}
         self.prompts = list(prompts)
         random.Random(seed).shuffle(self.prompts)
         self.dealt = 0
@@ -65,6 +74,7 @@ class Deck:
                 ignore_eos=ignore_eos,
                 category=prompt.category,
                 messages=prompt.messages,
+                extra=self.extra,
             )
             for prompt in (self.draw() for _ in range(count))
         )

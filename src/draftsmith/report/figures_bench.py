@@ -35,7 +35,7 @@ CROWDED = 4  # more loads than this leave no room beside a mark
 
 def slots(ax: Axes, cells: Sequence[Cell]) -> None:
     """One slot per load, evenly spaced: bare concurrencies where all loops are closed, else the labels of the loads."""
-    closed = all(is_closed(cell) for cell in cells)
+    closed = all(is_closed(cell) and cell["label"] == f"C={cell['concurrency']}" for cell in cells)
     labels = [str(cell["concurrency"]) if closed else cut(cell["label"], LONGEST) for cell in cells]
     ax.set_xticks(range(len(cells)), labels)
     if max(map(len, labels)) * 6.4 > (WIDTH - 50) / len(cells):
@@ -104,7 +104,7 @@ def name_points(ax: Axes, points: Sequence[tuple[str, Cell, dict[str, Any], dict
         place = (user["mean"] / ax.get_xlim()[1], total["mean"] / ax.get_ylim()[1])
         if arm in last and abs(place[0] - last[arm][0]) < 0.06 and abs(place[1] - last[arm][1]) < 0.05:
             continue
-        label = cell["label"] if arm not in last or not is_closed(cell) else str(cell["concurrency"])
+        label = cell["label"] if arm not in last or not is_closed(cell) else cell["label"].removeprefix("C=")
         last[arm] = place
         side = {"ha": "left", "va": "bottom"} if arm == "speculative" else {"ha": "right", "va": "top"}
         shift = (6, 3) if arm == "speculative" else (-6, -3)

@@ -27,7 +27,7 @@ def headline(verdict: dict[str, Any] | None) -> str:
     cells = verdict["cells"]
     if len(cells) <= FEW:
         return verdict["sentence"]
-    closed = all(cell["concurrency"] is not None for cell in cells)
+    closed = all(cell["label"] == f"C={cell['concurrency']}" for cell in cells)
     parts = []
     for word, group in groupby(cells, key=lambda cell: cell["verdict"]):
         same = list(group)

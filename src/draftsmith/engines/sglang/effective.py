@@ -10,6 +10,7 @@ from typing import Any
 
 from draftsmith.engines.flags import spelled
 from draftsmith.engines.protocol import Launch
+from draftsmith.engines.secrets import is_secret
 
 PAGES = ("/server_info",)
 
@@ -69,7 +70,7 @@ def effective(log_text: str, pages: Mapping[str, str]) -> dict[str, str]:
             found[ours] = values[-1].strip("'")
     told: dict[str, Any] = json.loads(pages.get("/server_info", "{}"))
     for name, value in told.items():
-        if isinstance(value, bool | int | float | str):
+        if isinstance(value, bool | int | float | str) and not is_secret(name):  # api_key is among them
             found[NAMES.get(name, name)] = str(value)
     # the argument says how many requests were allowed, the scheduler of each data-parallel rank how many its pools can hold
     limits = [state.get("effective_max_running_requests_per_dp") for state in told.get("internal_states", []) if isinstance(state, dict)]
