@@ -1,6 +1,7 @@
 """Run by the interpreter of a speculators environment: load what Draftsmith converted, convert the same sources with speculators' own
 converter, and print what was loaded and made as JSON. Arguments: a folder with sources/, converted/ and target/."""
 
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 from __future__ import annotations
 
 import hashlib
