@@ -23,8 +23,9 @@ from draftsmith.measure.costmodel import CostModel, fit_cost_model, folk_speedup
 from draftsmith.measure.costmodel_terms import Cell, Shape
 
 SHAPES = Path(__file__).parents[1] / "gpu" / "shapes"
-ARMS = {"own": "sglang", "p2p-off": "p2p-off"}  # the probe's arm for a link
+ARMS = {"own": ("sglang", "default"), "p2p-off": ("p2p-off",)}  # the probe's arm for a link, the first that was measured
 BYTES, HBM_BYTES_S = 2, 4.2e12  # bf16; what a copy moves on an H200, of 4.8e12 by its datasheet
+PER_REQUEST = ("slot", "round_slot")  # host or GPU? predicted both ways
 ACCEPT_LEN, DEPTH = 2.5, 3  # where the common formula is shown beside
 
 
@@ -85,7 +86,8 @@ def shape_of(name: str) -> tuple[Shape, Bytes]:
 def links_of(collectives: Mapping[str, Any]) -> dict[str, AllReduce]:
     """The probe's table for each link that it measured."""
     arms = {entry["name"]: entry for entry in collectives["arms"] if entry["points"]}
-    return {link: AllReduce.from_probe(arms[arm]) for link, arm in ARMS.items() if arm in arms}
+    first = {link: next((arm for arm in names if arm in arms), None) for link, names in ARMS.items()}
+    return {link: AllReduce.from_probe(arms[arm]) for link, arm in first.items() if arm}
 
 
 def predict_group(cells: Sequence[Cell], model: CostModel) -> list[dict[str, Any]]:
@@ -116,9 +118,11 @@ def analyse(folder: Path) -> dict[str, Any]:
         if tp == "1":
             document["one_gpu"][group] = model.as_dict() | {"cells": predict_in_sample(model)}
         elif link in links:
-            two = model.on_gpus(2, links[link], weights.target / HBM_BYTES_S, weights.drafter / HBM_BYTES_S)
-            entries = predict_group(cells, two)
-            document["two_gpus"][group] = {"cells": entries, "errors": errors_of(entries), "speedups": speedups(cells, two)}
+            read = (weights.target / HBM_BYTES_S, weights.drafter / HBM_BYTES_S)
+            two, shared = model.on_gpus(2, links[link], *read), model.on_gpus(2, links[link], *read, PER_REQUEST)
+            entries, other = predict_group(cells, two), predict_group(cells, shared)
+            content = {"cells": entries, "errors": errors_of(entries), "speedups": speedups(cells, two)}
+            document["two_gpus"][group] = content | {"divided": {"cells": other, "errors": errors_of(other)}}
     if not document["one_gpu"]:
         raise InvalidMeasurement(f"no shape was measured on one GPU in {folder}", hint="tensor_parallel.py --part 1 2")
     return document
@@ -175,9 +179,10 @@ def markdown(document: Mapping[str, Any]) -> str:
     for group, content in document["two_gpus"].items():
         for row in content["speedups"]:
             lines.append(f"| {group} | {row['concurrency']} | {row['measured']:.2f} | {row['predicted']:.2f} | {row['folk']:.2f} |")
-    lines += ["", "| group | median error | worst error |", "| --- | ---: | ---: |"]
+    lines += ["", "| group | per-request terms stay: median, worst error | divided: median, worst error |", "| --- | ---: | ---: |"]
     for group, content in document["two_gpus"].items():
-        lines.append(f"| {group} | {content['errors']['median']:.1%} | {content['errors']['worst']:.1%} |")
+        pairs = [f"{errors['median']:.1%}, {errors['worst']:.1%}" for errors in (content["errors"], content["divided"]["errors"])]
+        lines.append(f"| {group} | {' | '.join(pairs)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -40,7 +40,7 @@ GPU_GB, NUM_GPUS, MAX_SERVERS = 135.0, 2, 6  # of 150 GB; six starts keep 32 cor
 CONCURRENCY = (1, 4, 16, 64)
 FORCED = 2.0  # a whole number: every rank takes it without drawing
 READY_S, LEAST_S, STOP_S = 270.0, 210.0, 12.0  # seen: 60 to 124 s until one server is ready on 16 cores
-PORT, NCCL_PORT = 21000, 22000
+PORT, NCCL_PORT = 23000, 24000
 
 LOOPBACK = {"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}  # one host, perhaps without a network
 # Switched off: what would use NVLink multicast (FlashInfer's fused all-reduce; SGLang's second own all-reduce, through symmetric memory).

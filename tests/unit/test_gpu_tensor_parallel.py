@@ -37,7 +37,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--port", type=int)
 parser.add_argument("--speculative-num-steps", type=int, default=0)
 known, _ = parser.parse_known_args()
-step, per_round = 0.0002, int(float(os.environ.get("SGLANG_SIMULATE_ACC_LEN", "1")))
+step, per_round = 0.0005, int(float(os.environ.get("SGLANG_SIMULATE_ACC_LEN", "1")))
 if "p2p-off" in os.environ.get("BREAK", "") and "NCCL_P2P_DISABLE" in os.environ:
     raise SystemExit("no way between the GPUs")
 
@@ -120,12 +120,12 @@ def kit(tmp_path: Path) -> Path:
 def drive(kit: Path, out: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(GPU / "tensor_parallel.py"), "--kit", str(kit), "--out", str(out)]
     env = {**os.environ, "PYTHONPATH": str(GPU.parents[1] / "src"), **env}
-    return subprocess.run([*command, *words], capture_output=True, text=True, timeout=120, env=env, check=False)
+    return subprocess.run([*command, *words], capture_output=True, text=True, timeout=300, env=env, check=False)
 
 
 def test_a_part_from_start_to_file(kit: Path, tmp_path: Path) -> None:
     """Servers of two shapes side by side; those without a way between the GPUs die and take no other with them."""
-    ran = drive(kit, tmp_path / "out", "--part", "3", "--tokens", "65", BREAK="p2p-off")
+    ran = drive(kit, tmp_path / "out", "--part", "3", "--tokens", "129", BREAK="p2p-off")
     assert ran.returncode == 0, ran.stderr
     folder = tmp_path / "out" / "part-3"
     died = {line["name"]: line.get("died", "") for line in read_jsonl(folder / "launches.jsonl")}

@@ -69,8 +69,11 @@ class Arm:
         self.device = device
         self.custom: Any = None
         if name == "sglang":
+            from sglang.srt.distributed import parallel_state  # type: ignore[import-not-found]
             from sglang.srt.distributed.device_communicators.custom_all_reduce import CustomAllreduce  # type: ignore[import-not-found]
 
+            # its logging asks SGLang's own world group for the rank
+            parallel_state.init_distributed_environment(dist.get_world_size(), dist.get_rank(), local_rank=int(os.environ["LOCAL_RANK"]))
             self.custom = CustomAllreduce(group=CONTROL, device=device)
             if self.custom.disabled:
                 raise SystemExit("SGLang's all-reduce is not available between these GPUs")

@@ -133,10 +133,18 @@ class CostModel:
         inside = self.fit.of(logs, float(slope @ self.fit.covariance @ slope) + noise)
         return Prediction(inside.value, inside.low, inside.high, max(labels, key=LABELS.index))
 
-    def on_gpus(self, ranks: int, all_reduce: AllReduce, weights_s: float, drafter_weights_s: float = 0.0) -> CostModel:
+    def on_gpus(
+        self,
+        ranks: int,
+        all_reduce: AllReduce,
+        weights_s: float,
+        drafter_weights_s: float = 0.0,
+        also_divided: Sequence[str] = (),
+    ) -> CostModel:
         """The same target split over `ranks` GPUs, from a fit on one: weights and rows are divided, launches and host are not.
 
         weights_s, drafter_weights_s: what reading the weights (without experts) takes on one GPU: their bytes over its memory bandwidth.
+        also_divided: further terms that are work of the GPUs, not of the host; a fit on one GPU cannot tell.
         Raises UsageError when they take longer than the fitted floor.
         """
         values = dict(zip(self.fit.names, self.fit.values, strict=True))
@@ -147,7 +155,7 @@ class CostModel:
         values["floor"] -= less * weights_s
         if "draft" in values:
             values["draft"] -= less * drafter_weights_s
-        for name in {"row", "expert", "kv"} & set(values):
+        for name in {"row", "expert", "kv", *also_divided} & set(values):
             values[name] /= ranks
         fit = replace(self.fit, values=np.array([values[name] for name in self.fit.names]))
         return replace(self, fit=fit, all_reduce=all_reduce, scaled=True)
