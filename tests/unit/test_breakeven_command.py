@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from draftsmith.breakeven import stage
 from draftsmith.breakeven.command import Asked, breakeven, flags_of, numbers, trees_of
 from draftsmith.breakeven.lockstep import Models, plan
 from draftsmith.breakeven.page import published
@@ -17,6 +18,7 @@ from draftsmith.errors import EnvironmentFailed, UsageError
 from draftsmith.job import Job, Talk
 from draftsmith.manifest import read_jsonl
 from draftsmith.settings import DrafterSettings, EngineSettings
+from tiny import save_tiny_target
 
 ROOT = Path(__file__).resolve().parents[1]
 QWEN = ROOT / "golden" / "configs" / "qwen3-8b" / "config.json"
@@ -51,6 +53,22 @@ def test_a_config_alone_gives_break_even_a_page_and_no_second_measurement(tmp_pa
     assert read_jsonl(tmp_path / "out" / "launches.jsonl") == launches
     with pytest.raises(UsageError, match="another measurement"):
         breakeven(asked(tmp_path, interpreter, depths="5"), [], Talk(quiet=True))
+
+
+def test_the_stage_of_a_recipe_measures_sglang_in_waves_with_a_drafter_of_random_weights(tmp_path: Path, interpreter: str) -> None:
+    """What a recipe for SGLang runs: the target's own weights, a drafter file, and the page in the stage's folder."""
+    target = save_tiny_target(tmp_path / "target")
+    settings = BreakevenSettings(depths=(1,), concurrency=(1,), output_tokens=64, start_together=True)
+    engine = EngineSettings(name="sglang==0.5.17", python=interpreter)
+    drafter = DrafterSettings(draft_vocab_size=32, taps=(1, 3, 5))
+    found = stage.run(settings, Job(tmp_path / "run", target, engine, drafter, Talk(quiet=True)))
+    [entry] = found["break_even"]
+    assert entry["depth"] == 1 and entry["ceiling"] == 2 and entry["accept_len"] > 1
+    folder = tmp_path / "run" / "breakeven"
+    assert "the target&#39;s own weights" in (folder / "breakeven.html").read_text()
+    launches = [row for row in read_jsonl(folder / "launches.jsonl") if "argv" in row]
+    assert not any("dummy" in row["argv"] for row in launches)
+    assert not (folder / stage.DRAFTER).exists()
 
 
 def test_a_speedup_out_of_reach_is_said_in_the_exit_code(tmp_path: Path, interpreter: str) -> None:
