@@ -12,9 +12,12 @@ from draftsmith.engines.protocol import Launch
 from draftsmith.engines.rootcause import find_cause
 from draftsmith.metrics import Acceptance
 
-# argv: PORT READY_AFTER_S DIE_AFTER_S GRANDCHILDREN; a time below zero means never
+# argv: PORT READY_AFTER_S DIE_AFTER_S GRANDCHILDREN WORKER FOLLOW_AFTER_S LOST_PORT; a time below zero means never.
+# WORKER 1: one with a title; 2: its end is collected at once, so that it is never a zombie. When it has ended, requests hang as in SGLang,
+# and the engine dies FOLLOW_AFTER_S later.
 PROGRAM = r"""
-import http.server, json, os, signal, subprocess, sys, time
+import http.server, json, os, signal, subprocess, sys, threading, time
+kind, follow_after = int(sys.argv[5]), float(sys.argv[6])
 port, ready_after, die_after, grandchildren = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
 start = time.monotonic()
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
@@ -24,10 +27,23 @@ for program in (STUBBORN, ORPHAN, "import time; time.sleep(600)")[:grandchildren
     child = subprocess.Popen([sys.executable, "-c", program])
     if program == ORPHAN:
         child.wait()
+worker = subprocess.Popen(["fake::worker", "600"], executable="/bin/sleep") if kind else None
+if kind == 2:
+    threading.Thread(target=worker.wait, daemon=True).start()
+worker_stat = f"/proc/{worker.pid}/stat" if worker else ""
+def lost():
+    try:
+        return bool(worker) and open(worker_stat).read().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 print("fake engine loads", flush=True)
+if int(sys.argv[7]):  # as SGLang does: it says that it lost its port, and goes on
+    print("ERROR:    [Errno 98] error while attempting to bind on address ('127.0.0.1', 1): address already in use", flush=True)
 
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
+        while lost():
+            time.sleep(0.1)
         ready = 0 <= ready_after <= time.monotonic() - start
         body = "fake_tokens_total 7\nfake_rounds_total 4\n" if self.path == "/metrics" else json.dumps({"path": self.path})
         self.send_response(200 if ready else 503)
@@ -42,7 +58,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 class Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+    lost_at = None
     def service_actions(self):
+        if lost() and self.lost_at is None:
+            self.lost_at = time.monotonic()
+        if self.lost_at is not None and 0 <= follow_after <= time.monotonic() - self.lost_at:
+            os._exit(5)
         if 0 <= die_after <= time.monotonic() - start:
             print("Traceback (most recent call last):\nValueError: the fake engine dies on purpose", flush=True)
             print("RuntimeError: a wrapper reports it upwards", flush=True)
@@ -53,15 +75,17 @@ Server(("127.0.0.1", port), Handler).serve_forever(poll_interval=0.02)
 
 
 class FakeEngine:
-    """Flags: ready-after, die-after (seconds), grandchildren (0 to 3)."""
+    """Flags: ready-after, die-after (seconds), grandchildren (0 to 3), worker (0 to 2), follow-after (seconds), lost-port (0 or 1)."""
 
     name: ClassVar[str] = "fake"
     served_model: ClassVar[str] = "target"
     info_pages: ClassVar[tuple[str, ...]] = ("/info",)
+    workers: ClassVar[str] = "^fake::"
 
     def argv(self, python: Path, launch: Launch, port: int) -> list[str]:
-        chosen = {"ready-after": 0.1, "die-after": -1, "grandchildren": 0, **launch.flags}
-        return [str(python), "-c", PROGRAM, str(port), str(chosen["ready-after"]), str(chosen["die-after"]), str(chosen["grandchildren"])]
+        defaults = {"ready-after": 0.1, "die-after": -1, "grandchildren": 0, "worker": 0, "follow-after": -1, "lost-port": 0}
+        words = (launch.flags.get(name, value) for name, value in defaults.items())
+        return [str(python), "-c", PROGRAM, str(port), *map(str, words)]
 
     def env(self, launch: Launch) -> dict[str, str]:
         return dict(launch.env)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -145,6 +145,35 @@ def device_lines() -> list[str]:
     return lines
 
 
+DESIGNS: dict[str, Callable[[Cell], bool]] = {
+    "C 1, 4, 16, 64 at depths 0, 1, 7": lambda cell: cell.concurrency in (1, 4, 16, 64) and cell.depth in (0, 1, 7),
+    "C 1, 8, 64 at depths 0, 1, 7": lambda cell: cell.concurrency in (1, 8, 64) and cell.depth in (0, 1, 7),
+    "C up to 32, all depths": lambda cell: cell.concurrency <= 32,
+}
+
+
+def h200_cells(table: Mapping[str, Any]) -> list[Cell]:
+    """One cell for every launch."""
+    return [Cell(int(c), int(k), v) for k, by in table["seconds"].items() for c, values in by.items() for v in values]
+
+
+def h200_lines() -> list[str]:
+    """Cells that were held out of the fit, by what was kept in it."""
+    lines = ["| table | fitted | predicted | median error | worst | inside the 95 % interval |", "| --- | --- | --- | ---: | ---: | ---: |"]
+    for table in json.loads((HERE / "h200_cells.json").read_text())["tables"]:
+        cells = h200_cells(table)
+        for name, keep in DESIGNS.items():
+            entries = held_out(cells, keep)
+            errors = [abs(entry["error"]) for entry in entries]
+            covered = sum(entry["low"] <= entry["measured"] <= entry["high"] for entry in entries)
+            kinds = ", ".join(f"{sum(e['label'] == label for e in entries)} {label}" for label in sorted({e["label"] for e in entries}))
+            lines.append(
+                f"| {table['name']} | {name} ({sum(map(keep, cells))}) | {kinds} | {median(errors):.1%} | {max(errors):.1%}"
+                f" | {covered} of {len(entries)} |"
+            )
+    return lines
+
+
 def share_pair(middle: float, worst: float) -> str:
     return f"{middle:.1%}, {worst:.0%}"
 
@@ -186,7 +215,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plot", type=Path, help="where the SVG goes")
     arguments = parser.parse_args()
-    for lines in (published_lines(), folk_lines(), device_lines()):
+    for lines in (published_lines(), folk_lines(), h200_lines(), device_lines()):
         print("\n".join(lines), end="\n\n")
     if arguments.plot:
         plot(arguments.plot)

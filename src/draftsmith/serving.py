@@ -67,9 +67,9 @@ def public(record: Record) -> dict[str, Any]:
 
 
 def show_status(args: argparse.Namespace) -> Answer:
-    from draftsmith.serve import service
+    from draftsmith.serve import records, state
 
-    rows = [service.status(record) for record in service.named(args.name)]
+    rows = [state.status(record) for record in records.named(args.name)]
     code = 0 if all(row["state"] == "healthy" for row in rows) else UNWELL
     return {"servers": rows}, "\n".join(map(status_lines, rows)) or "no servers", code
 
@@ -83,7 +83,10 @@ def status_lines(row: Mapping[str, Any]) -> str:
     lines += [f"  {line}" for line in row.get("changed", [])]
     if "cause" in row:
         status = f"exit status {row['exit_status']}: " if row["exit_status"] is not None else ""
-        lines += [f"  {status}{row['cause']}", f"  hint: {row['hint']}"]
+        lines.append(f"  {status}{row['cause']}")
+        if row.get("first_to_end", row["cause"]) not in row["cause"]:
+            lines.append(f"  first to end: {row['first_to_end']}")
+        lines.append(f"  hint: {row['hint']}")
     if "systemd" in row:
         told = row["systemd"]
         parts = (
@@ -99,35 +102,38 @@ def status_lines(row: Mapping[str, Any]) -> str:
 def one(name: str | None) -> Record:
     """The server of that name, or the only one. Raises UsageError."""
     from draftsmith.errors import UsageError
-    from draftsmith.serve import service
+    from draftsmith.serve import records
 
-    found = service.named(name)
-    if len(found) != 1:
-        raise UsageError(
-            f"which server? {len(found)} are known", hint=", ".join(record.name for record in found) or "draftsmith serve start RECIPE"
-        )
+    found = records.named(name)
+    if not found:
+        raise UsageError("no server is known", hint="draftsmith serve start RECIPE")
+    if len(found) > 1:
+        raise UsageError("which server?", hint=f"name one of: {', '.join(record.name for record in found)}")
     return found[0]
 
 
 def show_logs(args: argparse.Namespace) -> Answer:
-    from draftsmith.errors import EnvironmentFailed
+    from draftsmith.errors import EnvironmentFailed, UsageError
     from draftsmith.serve import service, systemd
 
     record = one(args.name)
-    if record.unit:
-        lines = systemd.journal(record.unit, record.user_unit)
-    elif not Path(record.log).exists():
+    if record.unit and args.follow:
+        raise UsageError(
+            f"{record.name} is run by systemd, and its log is the journal", hint=systemd.follow_command(record.unit, record.user_unit)
+        )
+    if not record.unit and not Path(record.log).exists():
         raise EnvironmentFailed(f"the log {record.log} is gone")
-    elif args.phase:
-        lines = service.phase_lines(record)
-    elif args.follow:
+    if args.follow:
         assert sys.__stdout__ is not None
         for text in service.follow(record):  # as it comes: the answer of a command is printed at its end
             sys.__stdout__.write(text)
             sys.__stdout__.flush()
         return {"name": record.name, "log": record.log}, "", 0
-    else:
-        lines = Path(record.log).read_text(errors="replace").splitlines()[-args.lines :]
+    lines = systemd.journal(record.unit, record.user_unit) if record.unit else Path(record.log).read_text(errors="replace").splitlines()
+    if record.unit and not lines:
+        hint = f"is it installed and started? {systemd.follow_command(record.unit, record.user_unit)}"
+        raise EnvironmentFailed(f"the journal has no line of {record.unit}", hint=hint)
+    lines = service.phase_lines(record, lines) if args.phase else lines[-args.lines :]
     return {"name": record.name, "log": record.log, "lines": lines}, "\n".join(lines), 0
 
 
@@ -135,11 +141,11 @@ def stop_server(args: argparse.Namespace) -> Answer:
     from draftsmith.errors import UsageError
     from draftsmith.serve import records, service
 
+    known = [record.name for record in records.all_records()]
     if bool(args.name) == args.all:
-        raise UsageError("name one server, or give --all", hint="draftsmith serve status")
-    names = [args.name] if args.name else [record.name for record in records.all_records()]
-    done = [service.stop(name) for name in names]
-    return {"servers": done}, "\n".join(row["said"] for row in done) or "no servers", 0
+        raise UsageError("name one server, or give --all", hint=f"known: {', '.join(known) or 'none'}")
+    done = [service.stop(name) for name in ([args.name] if args.name else known)]
+    return {"servers": done}, "\n".join(row["said"] for row in done) or "no servers", UNWELL if any(row["runs"] for row in done) else 0
 
 
 # --- a unit, a profile -----------------------------------------------------------------------------------------------
@@ -162,7 +168,8 @@ def profile_server(args: argparse.Namespace) -> Answer:
     from draftsmith.serve import profile
 
     if bool(args.name) == bool(args.url):
-        raise UsageError("name one server, or give --url and --engine", hint="draftsmith serve status")
+        hint = "`draftsmith serve status` lists those that are known; --url is for a server that somebody else started"
+        raise UsageError("give the NAME of a server, or --url with --engine", hint=hint)
     load = profile.Load(args.concurrency, args.requests, args.output_tokens, args.watch)
     if args.url:
         subject = profile.Subject(args.url, args.engine, args.trace_dir)
@@ -184,7 +191,7 @@ def recipe_options(command: argparse.ArgumentParser) -> None:
         "overrides", metavar="KEY=VALUE", nargs="*", default=[], help="another setting than the recipe's: engine.flags.port=8000"
     )
     command.add_argument("--arm", choices=["speculative", "baseline"], default="speculative", help="with the drafter (default), or without")
-    command.add_argument("--drafter", metavar="DIR", type=Path, help="an exported drafter (default: export/ of the run folder)")
+    command.add_argument("--drafter", metavar="DIR", type=Path, help="folder of an exported drafter (default: export/ of the run folder)")
     command.add_argument("--name", metavar="NAME", help="what to call the server (default: the recipe's name)")
     command.add_argument(
         "--run-folder", metavar="DIR", type=Path, help="where the stages left their files (default: runs/<the recipe's name>)"
@@ -201,18 +208,22 @@ def start_options(command: argparse.ArgumentParser) -> None:
 
 
 def status_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("name", metavar="NAME", nargs="?", help="a server (default: all)")
+    command.add_argument("name", metavar="NAME", nargs="?", help="a server (default: all that `serve start` and `serve unit --out` made)")
+    command.epilog = (
+        "states: healthy; changed (it answers, and a setting or a variable is not as planned any more); starting; unhealthy (it runs and"
+        " does not answer); failing (a process of it has ended, and the rest will follow); died (with the cause); stopped"
+    )
 
 
 def logs_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("name", metavar="NAME", nargs="?", help="a server (default: the only one)")
     command.add_argument("-f", "--follow", action="store_true", help="go on as the log grows, until the server ends")
     command.add_argument("--phase", action="store_true", help="only the lines that begin a phase of the start")
-    command.add_argument("-n", "--lines", type=int, default=200, help="how many of the last lines (default 200)")
+    command.add_argument("-n", "--lines", metavar="N", type=int, default=200, help="how many of the last lines (default 200)")
 
 
 def stop_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("name", metavar="NAME", nargs="?", help="a server")
+    command.add_argument("name", metavar="NAME", nargs="?", help="the server to end")
     command.add_argument("--all", action="store_true", help="every server")
 
 
@@ -222,7 +233,7 @@ def unit_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--run-as", metavar="USER", help="the account that a service of the machine runs as (default: yours, unless you are root)"
     )
-    command.add_argument("--out", metavar="FILE", type=Path, help="write it there, and let `serve status` know of it")
+    command.add_argument("--out", metavar="FILE", type=Path, help="write it there, do not print it, and let `serve status` know of it")
 
 
 def profile_options(command: argparse.ArgumentParser) -> None:
@@ -230,18 +241,28 @@ def profile_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--url", help="a server that somebody else started, instead of NAME")
     command.add_argument("--engine", choices=["vllm", "sglang"], default="vllm", help="what answers at --url (default vllm)")
     command.add_argument("--trace-dir", metavar="DIR", type=Path, help="where the profiler of the server at --url writes")
-    command.add_argument("--concurrency", type=int, default=1, help="requests in flight (default 1)")
-    command.add_argument("--requests", type=int, default=4, help="requests of each part (default 4)")
-    command.add_argument("--output-tokens", type=int, default=96, help="tokens of each answer (default 96)")
+    command.add_argument("--concurrency", metavar="N", type=int, default=1, help="requests in flight (default 1)")
+    command.add_argument("--requests", metavar="N", type=int, default=4, help="requests of each part (default 4)")
+    command.add_argument("--output-tokens", metavar="N", type=int, default=96, help="tokens of each answer (default 96)")
     command.add_argument("--watch", metavar="SECONDS", type=float, help="send nothing; count what others ask for so long")
 
 
 # name: (what it does, its handler, its arguments, how it is called)
 COMMANDS: dict[str, tuple[str, Callable[[argparse.Namespace], Any], Arguments, str]] = {
-    "serve start": ("start a server that stays, and wait until it is ready", start_server, start_options, "serve start RECIPE"),
+    "serve start": (
+        "start a server that stays, and wait until it is ready",
+        start_server,
+        start_options,
+        "serve start RECIPE",
+    ),
     "serve status": ("how the servers are; exit code 4 unless all are healthy", show_status, status_options, "serve status [NAME]"),
     "serve logs": ("what a server printed", show_logs, logs_options, "serve logs [NAME]"),
     "serve stop": ("end a server with all its processes", stop_server, stop_options, "serve stop NAME"),
-    "serve unit": ("print a systemd service file", make_unit, unit_options, "serve unit RECIPE"),
-    "serve profile": ("time of a round: draft, verify, host", profile_server, profile_options, "serve profile NAME"),
+    "serve unit": ("print a systemd service file that runs the same server", make_unit, unit_options, "serve unit RECIPE"),
+    "serve profile": (
+        "what a round is spent on: draft, verify, host",
+        profile_server,
+        profile_options,
+        "serve profile NAME",
+    ),
 }

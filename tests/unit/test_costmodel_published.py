@@ -25,7 +25,7 @@ def reproduce() -> ModuleType:
 
 def test_the_document_has_the_tables_that_the_script_prints(reproduce: ModuleType) -> None:
     document = (ROOT / "docs" / "concepts" / "cost-model.md").read_text()
-    for lines in (reproduce.published_lines(), reproduce.folk_lines(), reproduce.device_lines()):
+    for lines in (reproduce.published_lines(), reproduce.folk_lines(), reproduce.h200_lines(), reproduce.device_lines()):
         assert "\n".join(line for line in lines if line.startswith("|")) in document
 
 
@@ -37,3 +37,12 @@ def test_kimi_at_concurrency_32_is_predicted_from_the_other_five_numbers(reprodu
     assert last["left_out"] == pytest.approx(last["published"], rel=0.10)
     for table in tables:
         assert max(abs(entry["fitted"] / entry["published"] - 1) for entry in table.entries()) < 0.10
+
+
+def test_held_out_cells_of_the_8b_shape_meet_the_goal(reproduce: ModuleType) -> None:
+    """Median error at most 10 %, worst at most 20 %."""
+    [table] = [t for t in json.loads((reproduce.HERE / "h200_cells.json").read_text())["tables"] if t["name"].startswith("Qwen3-8B")]
+    cells = reproduce.h200_cells(table)
+    for keep in reproduce.DESIGNS.values():
+        errors = sorted(abs(entry["error"]) for entry in reproduce.held_out(cells, keep))
+        assert errors[len(errors) // 2] < 0.05 and errors[-1] < 0.12

@@ -66,6 +66,23 @@ def test_a_lost_worker_counts_only_when_nothing_tells_more() -> None:
     assert find_cause("ValueError: no such thing\n" + lost, "vllm")[0] == "ValueError: no such thing"
 
 
+def test_what_engines_say_of_gpus_and_of_killed_processes() -> None:
+    """As read in the sources of vLLM 0.26.0 and SGLang 0.5.17."""
+    log = (
+        "ValueError: Free memory on device cuda:0 (3.10/139.81 GiB) on startup is less than desired GPU memory utilization"
+        " (0.9, 125.83 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes.\n"
+    )
+    cause, hint = find_cause(log, "vllm")
+    assert "3.10/139.81 GiB" in cause and cause.endswith("(0.9, 125.83 GiB)") and "gpu-memory-utilization" in hint
+    log = "[2026-11-30 07:00:00] Subprocess scheduler_0 (pid=620) crashed with exit code {}. Triggering SIGQUIT for cleanup...\n"
+    cause, hint = find_cause(log.format(-9), "sglang")
+    assert cause == "Subprocess scheduler_0 (pid=620) crashed with exit code -9" and "killed from outside" in hint
+    cause, hint = find_cause(log.format(-6), "sglang")
+    assert cause.endswith("exit code -6") and "native code" in hint
+    assert find_cause("RuntimeError: the reason\n" + log.format(-6), "sglang")[0] == "RuntimeError: the reason"
+    assert "CUDA_VISIBLE_DEVICES" in find_cause("RuntimeError: No CUDA GPUs are available\n", "vllm")[1]
+
+
 def test_a_line_of_code_is_no_cause() -> None:
     log = (
         'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    raise OSError("Address already in use")\nValueError: other\n'

@@ -82,6 +82,13 @@ def test_every_number_says_how_it_is_known() -> None:
     assert wide.high / wide.low > narrow.high / narrow.low
 
 
+def test_one_depth_says_nothing_about_another() -> None:
+    model = fit_cost_model(table(DENSE, TRUTH, noise=0.02, depths=(0, 3)))
+    assert model.time(5, 3).label == "interpolated"
+    with pytest.raises(UsageError, match="second depth"):
+        model.time(4, 5)
+
+
 def test_speedup_is_accept_len_over_break_even() -> None:
     model, survival = fit_cost_model(table(DENSE, TRUTH)), [0.8, 0.6, 0.4]
     for concurrency, depth in ((1, 3), (6, 2), (64, 1)):

@@ -17,7 +17,7 @@ from draftsmith.engines import registry
 from draftsmith.engines.protocol import Launch
 from draftsmith.errors import CheckFailed, EnvironmentFailed, UsageError
 from draftsmith.job import Talk
-from draftsmith.serve import records, service
+from draftsmith.serve import records, service, state
 from draftsmith.serve.service import Plan
 from engine_fakes import PYTHON, FakeEngine, alive, fake_launch
 
@@ -67,14 +67,14 @@ def starter(env: Mapping[str, str], name: str, ready_after_s: float = 0.1) -> su
 def test_a_server_outlives_the_command_that_started_it(child_env: dict[str, str]) -> None:
     assert starter(child_env, "one").wait(20) == 0
     [record] = records.all_records()
-    told = service.status(record)
+    told = state.status(record)
     assert told["state"] == "healthy" and told["health"] == 200 and told["ready_s"] > 0
     assert len(told["processes"]) == 5 and told["rss_bytes"] > 10e6  # supervisor, engine, three grandchildren of which one was orphaned
     pids = [process["pid"] for process in told["processes"]]
     begin = time.monotonic()
     assert service.stop("one")["said"] == "one: stopped, 5 processes ended"
     assert time.monotonic() - begin < 4 and not any(map(alive, pids))
-    assert service.stop("one") == {"name": "one", "stopped": 0, "said": "no server one is known: nothing to stop"}
+    assert service.stop("one") == {"name": "one", "stopped": 0, "runs": False, "said": "no server one is known: nothing to stop"}
 
 
 def test_two_that_start_the_same_name_at_once(child_env: dict[str, str]) -> None:
@@ -95,7 +95,7 @@ def test_a_start_that_is_interrupted_leaves_nothing(child_env: dict[str, str]) -
         assert time.monotonic() < deadline
         time.sleep(0.05)
     [record] = records.all_records()
-    assert service.status(record)["state"] == "starting"
+    assert state.status(record)["state"] == "starting"
     process.send_signal(signal.SIGINT)
     assert process.wait(10) != 0
     assert records.marked(record.mark) == [] and records.all_records() == []
@@ -110,7 +110,7 @@ def test_a_start_that_fails_leaves_nothing_and_says_why() -> None:
 def test_a_server_that_died_is_told_with_its_cause() -> None:
     record = service.start(plan(launch=fake_launch(die_after=1.0)), QUIET)
     deadline = time.monotonic() + 10
-    while (told := service.status(record))["state"] != "died":
+    while (told := state.status(record))["state"] != "died":
         assert time.monotonic() < deadline, told
         time.sleep(0.05)
     assert told["exit_status"] == 3 and told["cause"] == "ValueError: the fake engine dies on purpose"
@@ -126,7 +126,7 @@ def test_a_pid_that_another_process_has_now_is_not_ours() -> None:
         for changes in ({"start_ticks": 1}, {"boot": "another"}):
             records.write(record.with_(**{"pid": stranger.pid, "start_ticks": record.start_ticks, **changes}))
             [found] = records.all_records()
-            assert not found.alive() and service.status(found)["state"] == "stopped"
+            assert not found.alive() and state.status(found)["state"] == "stopped"
             assert service.stop("one")["stopped"] == 0 and alive(stranger.pid)
         stranger.kill()
 
@@ -148,18 +148,18 @@ def test_logs_and_their_end(tmp_path: Path) -> None:
     text = "".join(service.follow(record))  # ends with the server
     assert text.startswith("fake engine loads") and "dies on purpose" in text
     with pytest.raises(UsageError, match="no server 'two'"):
-        service.named("two")
+        records.named("two")
 
 
 def test_secrets_reach_the_engine_and_no_record() -> None:
     secret = "hf_0123456789"
     record = service.start(plan(secrets={"HF_TOKEN": secret}), QUIET)
-    engine = service.status(record)["processes"][1]["pid"]
+    engine = state.status(record)["processes"][1]["pid"]
     assert f"HF_TOKEN={secret}".encode() in Path("/proc", str(engine), "environ").read_bytes()
     path = records.record_path("one")
     assert secret not in path.read_text() and json.loads(path.read_text())["env"]["HF_TOKEN"] == "(hidden)"
     assert path.stat().st_mode & 0o077 == 0
-    assert secret not in json.dumps(service.status(record))
+    assert secret not in json.dumps(state.status(record))
     with pytest.raises(UsageError, match="'api-key' would put a secret on the command line"):
         service.start(plan("two", fake_launch().with_(flags={"api-key": secret})), QUIET)
 
@@ -227,7 +227,7 @@ class Drifting(FakeEngine):
 def test_status_sees_what_has_changed_since(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry.ENGINES, "fake", Drifting)  # type: ignore[arg-type]
     record = service.start(plan(engine=Drifting()), QUIET)
-    assert service.status(record)["state"] == "healthy"
-    told = service.status(record.with_(planned={"depth": "5"}, env={"NCCL_ALGO": "Ring", "HF_TOKEN": "(hidden)"}))
+    assert state.status(record)["state"] == "healthy"
+    told = state.status(record.with_(planned={"depth": "5"}, env={"NCCL_ALGO": "Ring", "HF_TOKEN": "(hidden)"}))
     assert told["state"] == "changed" and told["changed"][0] == "depth: 5 was asked for, 3 is in effect"
     assert told["changed"][1].startswith("NCCL_ALGO: 'Ring' was set, ") and not any("HF_TOKEN" in line for line in told["changed"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -10,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from draftsmith.cli import main
 from draftsmith.engines import registry
 from draftsmith.engines.protocol import Drafting, Launch
 from draftsmith.engines.vllm.engine import VLLM
 from draftsmith.errors import UsageError
-from draftsmith.serve import environment, records, service, systemd
+from draftsmith.serve import environment, records, service, state, systemd
 from draftsmith.serve.service import Plan
 from engine_fakes import FakeEngine
 
@@ -155,16 +157,62 @@ def test_status_joins_what_systemd_and_the_journal_say(tmp_path: Path, monkeypat
     [record] = records.all_records()
     said: dict[str, str] = {"systemctl": SHOWN.format("activating"), "journalctl": "loading\nMemoryError: no more\n"}
     monkeypatch.setattr(systemd, "ask", lambda argv: (said[argv[0]], ""))
-    told = service.status(record)
+    told = state.status(record)
     assert told["state"] == "starting" and told["systemd"]["NRestarts"] == 3 and told["health"] == "no answer"
     said["systemctl"] = SHOWN.format("active")
-    assert service.status(record)["state"] == "unhealthy"
+    assert state.status(record)["state"] == "unhealthy"
     said["systemctl"] = SHOWN.format("failed")
-    told = service.status(record)
+    told = state.status(record)
     assert told["state"] == "died" and told["cause"] == "MemoryError: no more" and told["journal"][-1] == "MemoryError: no more"
     said["systemctl"] = SHOWN.format("inactive")
-    assert service.status(record)["state"] == "stopped"
-    assert "systemctl stop draftsmith-chat.service" in service.stop("chat")["said"]
+    assert state.status(record)["state"] == "stopped"
+    assert not service.stop("chat")["runs"]
+    said["systemctl"] = SHOWN.format("active")
+    told = service.stop("chat")
+    assert told["runs"] and "systemctl stop draftsmith-chat.service" in told["said"]
+
+
+def test_the_log_of_a_unit_is_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(registry.ENGINES, "vllm-cpu", VLLM)
+    environment.service_unit(plan(Launch("baseline", tmp_path, {"port": 1})), None, False, None, tmp_path / "chat.service")
+    said = {"journalctl": "INFO Initializing a V1 LLM engine\nINFO one\nINFO Starting to load model\n"}
+    monkeypatch.setattr(systemd, "ask", lambda argv: (said[argv[0]], ""))
+    for words, lines in (
+        (["-n", "1"], ["INFO Starting to load model"]),
+        (["--phase"], [f"{'engine process':18} INFO Initializing a V1 LLM engine", f"{'weights':18} INFO Starting to load model"]),
+    ):
+        assert main(["serve", "logs", "chat", "--json", *words]) == 0
+        assert json.loads(capsys.readouterr().out)["lines"] == lines
+    assert main(["serve", "logs", "chat", "-f"]) == 2
+    assert "journalctl --follow --unit draftsmith-chat.service" in capsys.readouterr().err
+    said["journalctl"] = ""
+    assert main(["serve", "logs", "chat"]) == 4
+    assert "the journal has no line of draftsmith-chat.service" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("state", "result", "active_at", "stopped"),
+    [
+        ("inactive", "success", 0, True),
+        ("failed", "timeout", 20, True),  # it was stopped, and some processes ignored SIGTERM
+        ("failed", "timeout", 5, False),  # it never became active: the start took too long
+        ("failed", "signal", 20, False),
+        ("deactivating", "success", 20, True),
+        ("deactivating", "signal", 20, False),
+        ("active", "success", 20, False),
+    ],
+)
+def test_a_stop_that_took_force_is_no_death(state: str, result: str, active_at: int, stopped: bool) -> None:
+    text = f"ActiveState={state}\nResult={result}\nActiveEnterTimestampMonotonic={active_at}\nExecMainStartTimestampMonotonic=10\n"
+    assert systemd.stopped(systemd.parse_show(text)) is stopped
+
+
+def test_how_a_service_ended_and_whether_it_runs() -> None:
+    died = systemd.parse_show("ActiveState=activating\nSubState=auto-restart\nExecMainCode=2\nExecMainStatus=9\nInvocationID=0123\n")
+    assert not systemd.runs(died) and systemd.exit_status(died) == 137 and died["InvocationID"] == "0123"
+    assert systemd.exit_status({"ExecMainCode": 1, "ExecMainStatus": 3}) == 3
+    assert systemd.exit_status({"ExecMainCode": 0, "ExecMainStatus": 0}) is None
+    assert systemd.runs({"ActiveState": "activating", "SubState": "start-post"})
 
 
 def test_a_machine_without_systemd_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

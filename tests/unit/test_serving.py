@@ -91,10 +91,10 @@ def test_a_unit_is_printed_or_written(recipe: Path, tmp_path: Path, capsys: pyte
     ("words", "found"),
     [
         ("status nobody", "no server 'nobody'"),
-        ("logs", "which server? 0 are known"),
+        ("logs", "no server is known"),
         ("stop", "name one server, or give --all"),
         ("stop x --all", "name one server, or give --all"),
-        ("profile", "name one server, or give --url"),
+        ("profile", "give the NAME of a server, or --url with --engine"),
         ("profile --url nonsense", "is not the URL of a server"),
     ],
 )

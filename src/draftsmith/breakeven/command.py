@@ -95,7 +95,9 @@ def models_of(asked: Asked, job: Job, settings: BreakevenSettings, folder: Path)
             for depth in settings.depths
         }
     else:
-        drafters = dict.fromkeys(settings.depths, write_drafter_config(target, job.drafter, folder / "models" / "drafter"))
+        drafters = dict.fromkeys(
+            settings.depths, write_drafter_config(target, job.drafter, folder / "models" / "drafter", engine=job.engine.name)
+        )
     dummy = {"target"} if not has_weights(target) else set()
     dummy |= {"drafter"} if not all(has_weights(made) for made in drafters.values()) else set()
     return Models(target, drafters, asked.algorithm, frozenset(dummy), trees_of(asked.trees))

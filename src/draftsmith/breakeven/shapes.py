@@ -53,24 +53,27 @@ def target_folder(source: Path, made: Path, tokenizer: Path | None = None) -> Pa
     return made
 
 
-def write_drafter_config(target: Path, settings: DrafterSettings, folder: Path, method: str = "eagle3", block: int = 16) -> Path:
+def write_drafter_config(
+    target: Path, settings: DrafterSettings, folder: Path, method: str = "eagle3", block: int = 16, engine: str = ""
+) -> Path:
     """A drafter folder that holds only config.json, in the shape that `settings` give it for the target in `target`."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     text = read_text_config(target)
-    config = dflash_config(text, block) if method == "dflash" else eagle3_config(text, settings)
+    config = dflash_config(text, block) if method == "dflash" else eagle3_config(text, settings, engine)
     atomic_write_json(folder / "config.json", config)
     return folder
 
 
-def eagle3_config(text: dict[str, Any], settings: DrafterSettings) -> dict[str, Any]:
+def eagle3_config(text: dict[str, Any], settings: DrafterSettings, engine: str = "") -> dict[str, Any]:
     """As the export stage writes it, for a target of which only the config is known."""
     from draftsmith.models.checkpoint import drafter_config
     from draftsmith.models.eagle3 import shape_for
 
     target = SimpleNamespace(**text)
     taps = settings.taps or default_taps(target.num_hidden_layers)
-    return drafter_config(shape_for(target, settings.draft_vocab_size, len(taps), settings.intermediate_size), taps, target, "bfloat16")
+    shape = shape_for(target, settings.draft_vocab_size, len(taps), settings.intermediate_size)
+    return drafter_config(shape, taps, target, "bfloat16", engine)
 
 
 def dflash_config(text: dict[str, Any], block: int) -> dict[str, Any]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from packaging.version import Version
 
 from draftsmith.check.head import Head, keys_table
+from draftsmith.check.raises import raised
 from draftsmith.check.subject import Subject
-from draftsmith.check.tapping import ANY_NUMBER_SINCE
 from draftsmith.findings import Finding
+from draftsmith.models.taps import SGLANG_ANY_NUMBER_SINCE
 
 ENGINE = {"sglang": "SGLang", "vllm": "vLLM"}
 # SGLang's names; vLLM puts Eagle in front of a plain class name and refuses these (seen in 0.27.1 to 0.32.0)
@@ -42,7 +43,8 @@ def class_findings(subject: Subject, head: Head) -> list[Finding]:
         evidence = f"{sglangs} is a class of SGLang"
         fix = f"write architectures: [{sglangs.removesuffix('Eagle')}]: vLLM puts Eagle in front"
         sure = "error" if version >= SEEN else "warning"
-        return [Finding("DS333", sure, evidence, "vLLM stops: the architecture is not supported", fix)]
+        raises = raised("vllm", None, "architecture", name=sglangs)
+        return [Finding("DS333", sure, evidence, "vLLM stops: the architecture is not supported", fix, raises)]
     if head.method == "eagle" and not is_whole_model(subject, head):
         return []  # MTP modules and other heads of a target's own family: each engine maps many names
     if not subject.drafter or not (subject.drafter.get("architectures") or head.config.get("architectures")):
@@ -69,7 +71,7 @@ def layer_findings(subject: Subject, head: Head) -> list[Finding]:
         return []
     findings = []
     layers = head.config.get("num_hidden_layers")
-    if layers is not None and layers != 1 and (head.layout == "eagle3_mla" or subject.version < ANY_NUMBER_SINCE):
+    if layers is not None and layers != 1 and (head.layout == "eagle3_mla" or subject.version < SGLANG_ANY_NUMBER_SINCE):
         evidence = f"num_hidden_layers is {layers}, {head.architecture} in SGLang {subject.version} takes 1"
         findings.append(Finding("DS338", "error", evidence, "SGLang stops with a ValueError", "use one layer, or SGLang 0.5.12 or newer"))
     tied = bool(head.config.get("tie_word_embeddings"))

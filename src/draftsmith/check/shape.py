@@ -9,7 +9,7 @@ from packaging.version import Version
 
 from draftsmith.errors import CheckFailed
 from draftsmith.findings import Finding
-from draftsmith.models.taps import check_taps, default_taps, render_sglang
+from draftsmith.models.taps import SGLANG_ANY_NUMBER_SINCE, SGLANG_READ, check_taps, default_taps, render_sglang
 from draftsmith.settings import DrafterSettings
 
 
@@ -27,13 +27,13 @@ def tap_findings(taps: Sequence[int] | None, config: dict[str, Any], engine: str
     findings = []
     shown = ", ".join(str(tap) for tap in taps)
     try:
-        render_sglang(taps, config["model_type"])
+        render_sglang(taps, num_layers, config["model_type"], version or SGLANG_READ[1])
     except CheckFailed as error:
         findings.append(Finding("DS302", "error", error.message, "SGLang would read other hidden states than training did", error.hint))
     if num_layers in taps:
         evidence = f"taps {shown} hold boundary {num_layers}, the output of the last layer"
         findings.append(Finding("DS303", "error", evidence, "most SGLang targets do not hand it out: one feature short", fix))
-    if len(taps) != 3 and version is not None and version < Version("0.5.12"):
+    if len(taps) != 3 and version is not None and version < SGLANG_ANY_NUMBER_SINCE:
         evidence = f"{len(taps)} taps; SGLang below 0.5.12 has room for exactly 3"
         findings.append(Finding("DS306", "error", evidence, "fc has the wrong width", "use 3 taps or a newer SGLang"))
     return findings

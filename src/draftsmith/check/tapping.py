@@ -8,21 +8,21 @@ from typing import Any
 
 from packaging.version import Version
 
-from draftsmith.check.head import Head, head_of, speculative_config
+from draftsmith.check.head import Head, asked_method, head_of, speculative_config
 from draftsmith.check.subject import Subject
 from draftsmith.check.target import architecture_findings, taps_table
 from draftsmith.findings import Finding
-from draftsmith.models.taps import KEY, Reading, read_sglang, read_vllm, sglang_boundaries
+from draftsmith.models.taps import KEY, SGLANG_ANY_NUMBER_SINCE, SGLANG_READ, Reading, read_sglang, read_vllm, sglang_boundaries
 from draftsmith.models.text_config import text_part
 
-ANY_NUMBER_SINCE = Version("0.5.12")  # SGLang's EAGLE-3 head: before, fc was built for exactly 3 features
 RUNNER_2_DEFAULT = Version("0.30")  # vLLM: before, model runner 1 was the default
 
 
 def tap_findings(subject: Subject) -> list[Finding]:
     """Whether the engine hands out taps on this target, which ones, and whether they are the ones the drafter was trained on."""
     head = head_of(subject)
-    if head is None or head.method not in ("eagle3", "dflash", "dspark"):
+    method = head.method if head is not None else asked_method(subject)  # a drafter that is not here is what the flags say
+    if method not in ("eagle3", "dflash", "dspark"):
         return []
     target = text_part(subject.target)
     num_layers = target.get("num_hidden_layers")
@@ -31,8 +31,8 @@ def tap_findings(subject: Subject) -> list[Finding]:
     findings = []
     if names := subject.target.get("architectures"):
         known = {**target, "architectures": names, "model_type": subject.target.get("model_type") or target.get("model_type")}
-        findings += architecture_findings(known, subject.family, subject.version, head.method)
-    if head.eagle_config.get("use_aux_hidden_state") is False:
+        findings += architecture_findings(known, subject.family, subject.version, method)
+    if head is None or head.eagle_config.get("use_aux_hidden_state") is False:
         return findings
     reading = reading_of(subject, head, num_layers)
     shown = ", ".join(str(number) for number in reading.boundaries)
@@ -80,7 +80,7 @@ def num_features(subject: Subject, head: Head) -> int:
         return len(ids) if ids else int(config.get("num_hidden_layers") or 3)
     if subject.family == "sglang" and head.layout == "eagle3_mla":
         return len(nested or top or (0, 0, 0))
-    if subject.family == "sglang" and subject.version < ANY_NUMBER_SINCE:
+    if subject.family == "sglang" and subject.version < SGLANG_ANY_NUMBER_SINCE:
         return 3
     explicit = config.get("num_aux_hidden_states")
     if "Qwen3ForCausalLM" in head.architecture:
@@ -161,7 +161,7 @@ def width_findings(subject: Subject, head: Head, reading: Reading) -> list[Findi
     if built != len(reading.boundaries):
         evidence = f"{len(reading.boundaries)} states are tapped ({reading.where}), fc is built for {built}"
         fix = f"write num_aux_hidden_states: {len(reading.boundaries)} into the drafter's config.json"
-        if subject.family == "sglang" and subject.version < ANY_NUMBER_SINCE:
+        if subject.family == "sglang" and subject.version < SGLANG_ANY_NUMBER_SINCE:
             fix = "use 3 taps, or SGLang 0.5.12 or newer"
         findings.append(Finding("DS356", "error", evidence, "the first forward pass stops with a shape error, or loading fc does", fix))
     width, said = text_part(subject.target).get("hidden_size"), head.config.get("target_hidden_size") or head.config.get("hidden_size")
@@ -194,7 +194,7 @@ def spelling_findings(subject: Subject, head: Head, reading: Reading, num_layers
     nested, top = head.eagle_config.get(KEY), head.config.get(KEY)
     if not nested or head.method != "eagle3":
         return []
-    meant = sglang_boundaries(nested, num_layers, target_type(subject), max(subject.version, Version("0.5.23")))
+    meant = sglang_boundaries(nested, num_layers, target_type(subject), max(subject.version, SGLANG_READ[1]))
     if top:
         if tuple(top) == meant:
             return []

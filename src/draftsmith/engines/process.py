@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from draftsmith.errors import EnvironmentFailed
@@ -33,7 +36,8 @@ class EngineProcess:
             log.write_bytes(b"")
         except OSError as error:
             raise EnvironmentFailed(f"cannot write the engine's log {log}: {error.strerror}", hint="free some disk space") from error
-        Path(f"{log}.exit").unlink(missing_ok=True)
+        for left in (".exit", ".workers"):
+            Path(f"{log}{left}").unlink(missing_ok=True)
         parent = 0 if detached else os.getpid()
         command = [sys.executable, "-I", "-S", str(SUPERVISOR), str(parent), str(GRACE_S), str(log), *argv]
         self.killed_before = oom_kills()
@@ -70,6 +74,10 @@ class EngineProcess:
         """How many processes of this machine the kernel has killed for lack of memory since the start."""
         return oom_kills() - self.killed_before
 
+    def lost(self, workers: str) -> Ended | None:
+        """The first worker that has failed since the start; its title matches the pattern `workers`."""
+        return lost_worker(self.log, workers)
+
     def pids(self) -> list[int]:
         """The engine and all processes below it."""
         return tree(self.pid) if self.poll() is None else []
@@ -97,6 +105,42 @@ class EngineProcess:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             self.supervisor.wait()
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A process below an engine that has ended. status: exit code, or minus the number of a signal; None when nobody knows."""
+
+    pid: int
+    title: str
+    status: int | None
+    at: float  # Unix time
+
+    def __str__(self) -> str:
+        if self.status is None:
+            how = "for a reason that only its parent knows"
+        elif self.status < 0:
+            how = f"by signal {-self.status} ({signal_name(-self.status)})"
+        else:
+            how = f"with exit status {self.status}"
+        return f"{self.title} (pid {self.pid}) ended {how}"
+
+
+def lost_worker(log: Path, workers: str) -> Ended | None:
+    """The first process of an engine that matters (its title matches `workers`) and that did not end with status 0; see supervisor.py."""
+    try:
+        lines = Path(f"{log}.workers").read_text().splitlines(keepends=True)
+    except FileNotFoundError:
+        return None
+    ended = (Ended(**json.loads(line)) for line in lines if line.endswith("\n"))
+    return next((one for one in ended if one.status != 0 and re.search(workers, one.title)), None)
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unknown"
 
 
 def tree(root: int) -> list[int]:

@@ -70,6 +70,7 @@ class Engine(Protocol):
     name: ClassVar[str]
     served_model: ClassVar[str]
     info_pages: ClassVar[tuple[str, ...]]
+    workers: ClassVar[str]  # pattern of the titles of its processes without which it cannot serve
 
     def argv(self, python: Path, launch: Launch, port: int) -> list[str]:
         """The command that serves `launch` on `port`. Raises UsageError for a flag that Draftsmith sets itself."""

@@ -29,6 +29,7 @@ class Cause:
     pattern: re.Pattern[str]
     hint: str
     last: bool = False  # only when no exception tells more
+    fatal: bool = False  # a start cannot succeed after it, although the engine may go on
 
 
 @dataclass(frozen=True)
@@ -43,13 +44,20 @@ class Line:
 def causes(engine: str) -> tuple[Cause, ...]:
     """The engine's own causes, then those of all engines."""
     rows = rows_of(engine, "causes")
-    return tuple(Cause(row["kind"], re.compile(row["pattern"]), row["hint"], row.get("last", False)) for row in rows)
+    return tuple(
+        Cause(row["kind"], re.compile(row["pattern"]), row["hint"], row.get("last", False), row.get("fatal", False)) for row in rows
+    )
 
 
 @cache
 def patterns(engine: str, part: str) -> tuple[re.Pattern[str], ...]:
     """`wrappers`: exceptions that only say that another process failed. `harmless`: lines that are no death."""
     return tuple(re.compile(pattern) for pattern in rows_of(engine, part))
+
+
+def is_fatal(log_line: str, engine: str) -> bool:
+    """Is the start lost, whatever the engine still does?"""
+    return any(cause.pattern.search(log_line) for cause in causes(engine) if cause.fatal)
 
 
 def rows_of(engine: str, part: str) -> list[Any]:

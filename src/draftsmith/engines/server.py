@@ -5,18 +5,20 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import select
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from draftsmith.engines.death import why
 from draftsmith.engines.flags import fixed_port
 from draftsmith.engines.process import EngineProcess
 from draftsmith.engines.protocol import Engine, Launch
 from draftsmith.engines.readback import changed_settings, changed_variables, planned_variables
-from draftsmith.engines.rootcause import UNTOLD, read_lines
+from draftsmith.engines.rootcause import read_lines
 from draftsmith.engines.secrets import exposure, refuse_secret_flags
 from draftsmith.engines.startup import Motion, Startup, doing
 from draftsmith.errors import CheckFailed, EnvironmentFailed
@@ -68,6 +70,7 @@ class Server:
         connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
         try:
             connection.request("GET", path)
+            await_answer(connection.sock, timeout_s, self.check_alive)
             response = connection.getresponse()
             return response.status, response.read().decode()
         except (OSError, http.client.HTTPException) as error:
@@ -123,18 +126,19 @@ class Server:
             raise CheckFailed(f"{self.engine.name} runs in another environment than it was given: {'; '.join(wrong[:5])}", hint=hint)
 
     def check_alive(self) -> None:
-        """Raise EnvironmentFailed with the log's root-cause line when the process has ended."""
-        status = self.process.poll()
-        if status is None:
+        """Raise EnvironmentFailed with the root cause when the engine, or a process without which it cannot serve, has ended."""
+        status, lost = self.process.poll(), self.process.lost(self.engine.workers)
+        if status is None and lost is None:
             return
-        cause, hint = self.engine.explain_death(tail(self.log))
-        how = f"signal {status - 128}" if status > 128 else f"exit status {status}"
+        cause, hint = why(self.engine, tail(self.log), lost, status)
+        if status is None:
+            what = f"{self.engine.name} has lost a process in {self.startup}"
+        else:
+            what = f"{self.engine.name} died ({f'signal {status - 128}' if status > 128 else f'exit status {status}'}) in {self.startup}"
         if killed := self.process.oom_kills():
             cause = f"the kernel killed {killed} process{'es' if killed > 1 else ''} of this machine for lack of memory ({cause})"
             hint = "lower the cache size or stop other work"
-        elif status == 128 + 9 and hint == UNTOLD:  # SGLang kills itself with this signal after it has said why
-            hint = "killed from outside, perhaps for lack of memory: lower the cache size or stop other work"
-        raise EnvironmentFailed(f"{self.engine.name} died ({how}) in {self.startup}: {cause}", hint=f"{hint}; log: {self.log}")
+        raise EnvironmentFailed(f"{what}: {cause}", hint=f"{hint}; log: {self.log}")
 
     def stop(self) -> None:
         """End the server's whole process tree and wait until it is gone."""
@@ -211,6 +215,12 @@ def wait_ready(servers: Sequence[Server], timeout_s: float, talk: Talk, stall_s:
             waited = now - server.process.started
             if server.startup.look():
                 talk.say(f"{server.label}: {server.startup}")
+            if server.startup.fatal:
+                server.check_alive()
+                cause, hint = server.engine.explain_death(tail(server.log))
+                raise EnvironmentFailed(
+                    f"{server.engine.name} cannot go on in {server.startup}: {cause}", hint=f"{hint}; log: {server.log}"
+                )
             if server.is_ready():
                 server.ready_s = now - server.process.started
                 waiting.remove(server)
@@ -227,6 +237,19 @@ def wait_ready(servers: Sequence[Server], timeout_s: float, talk: Talk, stall_s:
                 )
         if waiting:
             time.sleep(POLL_S)
+
+
+def await_answer(sock: socket.socket, timeout_s: float, look: Callable[[], None]) -> None:
+    """Wait until a server writes something. Raises TimeoutError, and what `look` raises: it is called again and again.
+
+    So a dead server is noticed at once; one whose worker died may hold the connection open.
+    """
+    poll, deadline = select.poll(), time.monotonic() + timeout_s
+    poll.register(sock, select.POLLIN)
+    while not poll.poll(1000 * min(POLL_S, timeout_s)):
+        look()
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no answer in {timeout_s:.1f} s")
 
 
 def stop_all(servers: Sequence[Server]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import yaml
 
 from draftsmith.engines.process import EngineProcess, cpu_s, read_bytes, stat_fields
+from draftsmith.engines.rootcause import is_fatal
 
 TABLE = Path(__file__).with_name("phases.yaml")
 LOOK_S = 1.0  # how often the tree is asked whether it moves
@@ -39,8 +40,10 @@ class Startup:
     """The phase of one start. `look` reads what the log has gained since it was last called."""
 
     def __init__(self, engine: str, log: Path) -> None:
+        self.engine = engine
         self.phases = phases(engine)
         self.log = log
+        self.fatal = False  # has a line said that the start is lost?
         self.offset = 0
         self.rest = ""
         self.name = "start of the process"
@@ -62,6 +65,7 @@ class Startup:
         return (self.name, self.count) != before
 
     def read(self, line: str) -> None:
+        self.fatal = self.fatal or is_fatal(line, self.engine)
         for phase in self.phases:
             if match := phase.pattern.search(line):
                 if phase.name and phase.name != self.name:

@@ -16,6 +16,7 @@ from draftsmith.manifest import atomic_write_text
 from draftsmith.metrics import Acceptance
 from draftsmith.models.checkpoint import WEIGHTS, load_trained, write_drafter
 from draftsmith.models.eagle3 import Eagle3Shape
+from draftsmith.models.taps import SGLANG_READ, VLLM_READ, sglang_version, sglang_versions
 from draftsmith.models.target import load_target
 from draftsmith.store import Index
 
@@ -34,13 +35,15 @@ def run(settings: ExportSettings, job: Job) -> dict[str, Any]:
     assert index is not None, "capture has not finished"
     target = load_target(job.target, index.taps, torch.bfloat16, job.trust_remote_code)
     drafter = load_trained(job.folder("train"), target)
-    config = write_drafter(folder, drafter, index.taps, target.config, settings.dtype)
+    config = write_drafter(folder, drafter, index.taps, target.config, settings.dtype, job.engine.name)
     ledger = read_ledger(folder)
     wrong = ledger_differences(ledger, drafter.shape)
     if wrong:
         raise CheckFailed(f"{folder / WEIGHTS}: {'; '.join(wrong)}", hint="this is a fault of the exporter; please report it")
     parameters = sum(p.numel() for p in drafter.parameters())
-    write_model_card(folder, settings, job, config, parameters)
+    sglang = config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
+    read_by = sglang_versions(sglang, index.taps, target.config.num_hidden_layers, target.config.model_type)
+    write_model_card(folder, settings, job, config, parameters, read_by)
     return {
         "parameters": parameters,
         "bytes": (folder / WEIGHTS).stat().st_size,
@@ -48,7 +51,8 @@ def run(settings: ExportSettings, job: Job) -> dict[str, Any]:
         "taps": {
             "boundaries": list(index.taps),
             "vllm": config["eagle_aux_hidden_state_layer_ids"],
-            "sglang": config["eagle_config"]["eagle_aux_hidden_state_layer_ids"],
+            "sglang": sglang,
+            "sglang_versions": read_by,
         },
         "ledger": ledger,
     }
@@ -102,8 +106,8 @@ def ledger_differences(ledger: dict[str, dict[str, Any]], shape: Eagle3Shape) ->
     return wrong
 
 
-def write_model_card(folder: Path, settings: ExportSettings, job: Job, config: dict[str, Any], parameters: int) -> None:
-    """README.md of the drafter folder: what it is for, how to serve it, what was measured in training."""
+def write_model_card(folder: Path, settings: ExportSettings, job: Job, config: dict[str, Any], parameters: int, read_by: str) -> None:
+    """README.md of the drafter folder: what it is for, how to serve it, what was measured in training. `read_by`: versions of SGLang."""
     environment = Environment(
         loader=PackageLoader("draftsmith.export", "."), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -114,6 +118,8 @@ def write_model_card(folder: Path, settings: ExportSettings, job: Job, config: d
         engine=job.engine.name,
         depth=job.drafter.depth,
         parameters=parameters,
+        sglang={"read_by": read_by, "written_for": sglang_version(job.engine.name), "newest": SGLANG_READ[1]},
+        vllm=VLLM_READ,
         config=config,
         train=train,
         heldout=Acceptance.from_dict(train["heldout"]),

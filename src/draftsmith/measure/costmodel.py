@@ -1,7 +1,7 @@
 """What a decode step and a round cost, from a few measured cells: fitted, then asked for cells that were not measured.
 
     T_ar(C)       = pass(C, C)
-    T_round(C, k) = pass(C, C (k + 1)) + k draft + C k draft_slot + round
+    T_round(C, k) = pass(C, C (k + 1)) + k draft + C k draft_slot + round + C round_slot
     pass(C, R)    = max_p(floor + expert u(R), row R) + 2 L allreduce(R) + C slot + C context kv
 
 C requests in flight, depth k, R rows in one pass of the target. max_p(a, b) = (a^p + b^p)^(1/p): a memory-bound floor (weights read
@@ -93,7 +93,7 @@ class CostModel:
         return {name: float(value[0]) for name, value in self.form.parts(self.fit.values, self.points(concurrency, depth, context)).items()}
 
     def time(self, concurrency: float, depth: int, context: float | None = None) -> Prediction:
-        """T_ar (depth 0) or T_round."""
+        """T_ar (depth 0) or T_round. Raises UsageError for another depth than the only one that was measured."""
         return self._combine([(1.0, concurrency, depth)], 1.0, context)
 
     def break_even(self, concurrency: float, depth: int, context: float | None = None) -> Prediction:
@@ -114,6 +114,11 @@ class CostModel:
         """scale * product of time(C, k)^power, with its interval on the log scale. factors: (power, concurrency, depth)."""
         logs, slope, noise = math.log(scale), np.zeros(len(self.fit.values)), 0.0
         labels = []
+        known = {cell.depth for cell in self.cells} - {0}
+        if unknown := [depth for _, _, depth in factors if depth and len(known) < 2 and depth not in known]:
+            raise UsageError(
+                f"depth {unknown[0]:g} cannot be told from depth {', '.join(map(str, known)) or '0'} alone", hint="measure a second depth"
+            )
         for power, concurrency, depth in factors:
             at = self.points(concurrency, depth, context)
             own = [] if self.scaled else self.measured(concurrency, depth, float(at.context[0]))

@@ -11,7 +11,7 @@ import numpy as np
 from draftsmith.errors import InvalidMeasurement
 from draftsmith.measure.collectives import AllReduce
 
-ALWAYS, OPTIONAL = ("floor", "row", "draft"), ("slot", "draft_slot", "round")
+ALWAYS, OPTIONAL = ("floor", "row", "draft"), ("slot", "draft_slot", "round", "round_slot")
 SHARPNESS = (1.0, 2.0, 4.0)
 
 
@@ -93,7 +93,7 @@ class Form:
             "pass": (floor**self.sharpness + (have["row"] * at.rows) ** self.sharpness) ** (1 / self.sharpness),
             "collectives": at.comm,
             "draft": drafts,
-            "host": slots + np.where(at.depth > 0, have.get("round", 0.0), 0.0),
+            "host": slots + np.where(at.depth > 0, have.get("round", 0.0) + have.get("round_slot", 0.0) * at.concurrency, 0.0),
         }
 
     def seconds(self, values: np.ndarray, at: Points) -> np.ndarray:
@@ -108,7 +108,7 @@ def forms(cells: Sequence[Cell], shape: Shape) -> list[Form]:
     always += ["kv"] if len({cell.context for cell in cells}) > 1 else []
     optional = [term for term in OPTIONAL if term == "slot" or max(depths) > 0]
     if len(depths - {0}) < 2:
-        optional = [term for term in optional if term != "round"]
+        optional = [term for term in optional if term not in ("round", "round_slot")]
     found = []
     for number in range(len(optional) + 1):
         for more in combinations(optional, number):
@@ -129,5 +129,6 @@ def starting(terms: Sequence[str], cells: Sequence[Cell]) -> dict[str, float]:
     deepest, widest = max(1, *(cell.depth for cell in cells)), max(cell.concurrency for cell in cells)
     context = max(1.0, *(cell.context for cell in cells))
     guess = {"floor": 0.8 * least, "expert": 0.5 * most, "row": 0.3 * most / rows, "draft": 0.3 * least / deepest, "round": 0.1 * least}
-    guess |= {"slot": 0.1 * most / widest, "draft_slot": 0.1 * most / (widest * deepest), "kv": 0.1 * most / (widest * context)}
+    guess |= {"slot": 0.1 * most / widest, "draft_slot": 0.1 * most / (widest * deepest), "round_slot": 0.1 * most / widest}
+    guess |= {"kv": 0.1 * most / (widest * context)}
     return {term: guess[term] for term in terms}

@@ -18,7 +18,7 @@ from torch import Tensor
 from draftsmith.errors import CheckFailed, EnvironmentFailed
 from draftsmith.manifest import atomic_write_bytes, atomic_write_json
 from draftsmith.models.eagle3 import Eagle3Drafter, Eagle3Shape, shape_for
-from draftsmith.models.taps import default_taps, render_sglang, render_vllm
+from draftsmith.models.taps import default_taps, render_sglang, render_vllm, sglang_version
 from draftsmith.models.target import Target
 from draftsmith.settings import DrafterSettings
 
@@ -33,8 +33,9 @@ def drafter_tensors(drafter: Eagle3Drafter, dtype: torch.dtype) -> dict[str, Ten
     return {name: (value if name in INTEGER_TENSORS else value.to(dtype)).contiguous().cpu() for name, value in state.items()}
 
 
-def drafter_config(shape: Eagle3Shape, taps: Sequence[int], target_config: Any, dtype: str) -> dict[str, Any]:
-    """config.json that both engines read. Tap ids are written in both spellings; see models/taps.py."""
+def drafter_config(shape: Eagle3Shape, taps: Sequence[int], target_config: Any, dtype: str, engine: str) -> dict[str, Any]:
+    """config.json that both engines read. Tap ids are written in both spellings (models/taps.py), SGLang's for `engine` if that is one."""
+    sglang = render_sglang(taps, target_config.num_hidden_layers, target_config.model_type, sglang_version(engine))
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
@@ -61,17 +62,19 @@ def drafter_config(shape: Eagle3Shape, taps: Sequence[int], target_config: Any, 
         "num_aux_hidden_states": len(taps),
         "eagle_aux_hidden_state_layer_ids": render_vllm(taps),
         "eagle_config": {
-            "eagle_aux_hidden_state_layer_ids": render_sglang(taps, target_config.model_type),
+            "eagle_aux_hidden_state_layer_ids": sglang,
             "use_aux_hidden_state": True,
         },
         "draftsmith": {"tap_boundaries": list(taps), "target_model_type": target_config.model_type},
     }
 
 
-def write_drafter(folder: Path, drafter: Eagle3Drafter, taps: Sequence[int], target_config: Any, dtype: str) -> dict[str, Any]:
-    """Write model.safetensors and config.json; returns the config."""
+def write_drafter(
+    folder: Path, drafter: Eagle3Drafter, taps: Sequence[int], target_config: Any, dtype: str, engine: str = ""
+) -> dict[str, Any]:
+    """Write model.safetensors and config.json, for the engine NAME==VERSION first of all; returns the config."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = drafter_config(drafter.shape, taps, target_config, dtype)
+    config = drafter_config(drafter.shape, taps, target_config, dtype, engine)
     atomic_write_bytes(folder / WEIGHTS, save(drafter_tensors(drafter, getattr(torch, dtype)), metadata={"format": "pt"}))
     atomic_write_json(folder / "config.json", config)
     return config
@@ -162,7 +165,7 @@ def with_target(drafter: Eagle3Drafter, target: Target, dtype: torch.dtype) -> E
     return drafter.eval().requires_grad_(False)
 
 
-def write_random_drafter(target: Path, settings: DrafterSettings, folder: Path, seed: int) -> Path:
+def write_random_drafter(target: Path, settings: DrafterSettings, folder: Path, seed: int, engine: str = "") -> Path:
     """A drafter of the right shape with random weights, from the target's config.json alone: what breakeven drafts with.
 
     Nothing that it drafts is ever right, so its rounds cost what a real drafter's rounds cost and emit one token.
@@ -178,5 +181,5 @@ def write_random_drafter(target: Path, settings: DrafterSettings, folder: Path, 
     finally:
         torch.set_rng_state(generator_state)
     drafter.set_vocabulary(torch.arange(drafter.shape.draft_vocab_size))
-    write_drafter(folder, drafter, taps, config, "bfloat16")
+    write_drafter(folder, drafter, taps, config, "bfloat16", engine)
     return folder

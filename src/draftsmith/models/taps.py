@@ -10,10 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from draftsmith.errors import CheckFailed
 
+SGLANG_READ = (Version("0.5.3"), Version("0.5.23"))  # the releases whose source was read, oldest and newest
+VLLM_READ = (Version("0.14.1"), Version("0.33.0"))
+SGLANG_ANY_NUMBER_SINCE = Version("0.5.12")  # the EAGLE-3 head: before, fc was built for exactly 3 features
 # SGLang numbers an explicit tap by the layer whose OUTPUT it is (boundary - 1) and adds 1 itself. Exceptions, read in 0.5.3 to 0.5.23:
 # classes of the DeepSeek-V2/V3 family (and GLM-4-MoE-Lite) add 1 only when the first id is 1, since 0.5.13, and read boundaries otherwise;
 # gpt-oss reads boundaries when the largest id is the number of layers, since 0.5.17; the MiniMax-M3 wrapper adds 1 to the default too.
@@ -66,20 +69,41 @@ def render_vllm(boundaries: Sequence[int]) -> list[int]:
     return list(boundaries)
 
 
-def render_sglang(boundaries: Sequence[int], target_model_type: str) -> list[int]:
-    """Nested `eagle_config.eagle_aux_hidden_state_layer_ids` as SGLang 0.5.13 or newer reads it for this target class.
+def render_sglang(boundaries: Sequence[int], num_layers: int, target_model_type: str, version: Version = SGLANG_READ[1]) -> list[int]:
+    """Nested `eagle_config.eagle_aux_hidden_state_layer_ids` as this version of SGLang reads it for this target class.
 
     Raises CheckFailed where no list of ids can name the boundaries.
     """
-    ids = [boundary - 1 for boundary in boundaries]
-    if target_model_type not in SGLANG_RAW_UNLESS_FIRST_IS_1 or ids[0] == 1:
-        return ids
-    if boundaries[0] == 1:
-        raise CheckFailed(
-            f"SGLang cannot tap boundary 1 first on a {target_model_type} target: a first id of 1 makes it add 1 to every id",
-            hint="start at boundary 2 (the default)",
-        )
-    return list(boundaries)
+    for ids in ([boundary - 1 for boundary in boundaries], list(boundaries)):
+        if sglang_boundaries(ids, num_layers, target_model_type, version) == tuple(boundaries):
+            return ids
+    raise CheckFailed(
+        f"SGLang {version} cannot tap boundary {boundaries[0]} first on a {target_model_type} target:"
+        " a first id of 1 makes it add 1 to every id",
+        hint="start at boundary 2 (the default)",
+    )
+
+
+def sglang_version(engine: str) -> Version:
+    """The version to render for: that of an engine sglang==VERSION, else the newest that was read."""
+    package, _, version = engine.partition("==")
+    try:
+        return Version(version) if package == "sglang" else SGLANG_READ[1]
+    except InvalidVersion:
+        return SGLANG_READ[1]
+
+
+def sglang_versions(ids: Sequence[int], boundaries: Sequence[int], num_layers: int, target_model_type: str) -> str:
+    """Which of the versions that were read take these nested ids for these boundaries: "0.5.13 to 0.5.23", or "none"."""
+    first, last = SGLANG_READ
+    changes = sorted({first, SGLANG_ANY_NUMBER_SINCE, SGLANG_RAW_SINCE, SGLANG_LAST_IS_N_SINCE})
+    spans: list[tuple[Version, Version | None]] = []  # from a version to before another one
+    for since, before in zip(changes, [*changes[1:], None], strict=True):
+        fits = len(boundaries) == 3 or since >= SGLANG_ANY_NUMBER_SINCE
+        if fits and sglang_boundaries(ids, num_layers, target_model_type, since) == tuple(boundaries):
+            joined = bool(spans) and spans[-1][1] == since
+            spans = [*spans[:-1], (spans[-1][0], before)] if joined else [*spans, (since, before)]
+    return " and ".join(f"{since} to {last}" if before is None else f"{since} to before {before}" for since, before in spans) or "none"
 
 
 def sglang_boundaries(ids: Sequence[int] | None, num_layers: int, target_model_type: str, version: Version) -> tuple[int, ...]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import http.client
 import json
 import os
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
 from draftsmith.engines.secrets import KEY_VARIABLE
+from draftsmith.engines.server import await_answer
 from draftsmith.errors import EnvironmentFailed, UsageError
 
 
@@ -27,11 +29,12 @@ def headers() -> dict[str, str]:
     return {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
 
 
-def answer(url: str, timeout_s: float) -> int | None:
-    """The status of a GET, or None when nobody answers in time."""
+def answer(url: str, timeout_s: float, look: Callable[[], None]) -> int | None:
+    """The status of a GET, or None when nobody answers in time, or when `look`, called while it waits, raises an OSError."""
     connection, path = connect(url, timeout_s)
     try:
         connection.request("GET", path, headers=headers())
+        await_answer(connection.sock, timeout_s, look)
         return connection.getresponse().status
     except (OSError, http.client.HTTPException):
         return None

@@ -94,6 +94,18 @@ def all_records() -> list[Record]:
     return [record for path in paths if (record := read(path.stem)) is not None]
 
 
+def named(name: str | None) -> list[Record]:
+    """The record of that name, or all. Raises UsageError for a name that nobody knows."""
+    known = all_records()
+    if name is None:
+        return known
+    found = [record for record in known if record.name == name]
+    if not found:
+        names = ", ".join(record.name for record in known) or "none"
+        raise UsageError(f"no server {name!r}", hint=f"known: {names}; draftsmith serve start RECIPE")
+    return found
+
+
 def forget(name: str) -> None:
     record_path(name).unlink(missing_ok=True)
 

@@ -1,7 +1,6 @@
-"""serve start, status, logs, stop: engines that outlive the command that started them, each under a supervisor of its own.
+"""serve start, logs, stop: engines that outlive the command that started them, each under a supervisor of its own.
 
-A server is one process tree (engines/supervisor.py in its detached form) and one record (records.py). Nothing else remembers it: what
-`status` says is looked up there, in /proc, on /health, in the log, and with systemd where a unit runs it.
+A server is one process tree (engines/supervisor.py in its detached form) and one record (records.py). How it is, state.py looks up.
 """
 
 from __future__ import annotations
@@ -17,20 +16,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from draftsmith.engines.process import GRACE_S, resident_pages, start_ticks, tree
+from draftsmith.engines.process import GRACE_S, start_ticks, tree
 from draftsmith.engines.protocol import Engine, Launch
-from draftsmith.engines.readback import changed_settings, changed_variables
-from draftsmith.engines.registry import ENGINES
-from draftsmith.engines.secrets import MASK, exposure, masked, masked_argv
-from draftsmith.engines.server import Server, tail, wait_ready
-from draftsmith.engines.startup import Startup, title
-from draftsmith.errors import EnvironmentFailed, UsageError
+from draftsmith.engines.secrets import exposure, masked, masked_argv
+from draftsmith.engines.server import Server, wait_ready
+from draftsmith.engines.startup import Startup
+from draftsmith.errors import UsageError
 from draftsmith.job import Talk
 from draftsmith.serve import records, systemd
-from draftsmith.serve.http import answer, fetch
 from draftsmith.serve.records import Record
-
-HEALTH_TIMEOUT_S = 5.0
+from draftsmith.serve.state import ended, engine_of
 
 
 @dataclass(frozen=True)
@@ -124,114 +119,17 @@ def recorded(plan: Plan, server: Server, mark: str) -> Record:
     return record
 
 
-# --- status ----------------------------------------------------------------------------------------------------------
-
-
-def named(name: str | None) -> list[Record]:
-    """The record of that name, or all. Raises UsageError for a name that nobody knows."""
-    known = records.all_records()
-    if name is None:
-        return known
-    found = [record for record in known if record.name == name]
-    if not found:
-        names = ", ".join(record.name for record in known) or "none"
-        raise UsageError(f"no server {name!r}", hint=f"known: {names}; draftsmith serve start RECIPE")
-    return found
-
-
-def status(record: Record) -> dict[str, Any]:
-    """How a server is: state healthy, changed, starting, unhealthy, died or stopped, with what speaks for it."""
-    answered = answer(f"{record.url}/health", HEALTH_TIMEOUT_S)
-    service = systemd.show(record.unit, record.user_unit) if record.unit else None
-    alive = record.alive() if service is None else service.get("ActiveState") in ("active", "activating", "reloading")
-    found: dict[str, Any] = {
-        "name": record.name,
-        "state": "",
-        "url": record.url,
-        "engine": record.engine,
-        "arm": record.arm,
-        "recipe": record.recipe,
-        "health": answered or "no answer",
-        "log": record.log,
-        "ready_s": record.ready_s,
-        "planned": record.planned,
-        "effective": record.effective,
-    }
-    if service is not None:
-        found |= {"systemd": service, "journal": systemd.journal(str(record.unit), record.user_unit)}
-    pids = tree(record.pid or (service or {}).get("MainPID") or 0) if alive else []
-    if alive and answered == 200:
-        try:
-            found["changed"] = changed(record, log_text(record, found), pids)
-            found["state"] = "changed" if found["changed"] else "healthy"
-        except EnvironmentFailed as error:  # it is just going away
-            found |= {"state": "unhealthy", "health": error.message, "phase": phase(record, found)}
-    elif alive:
-        ready = record.ready_s is not None or (service or {}).get("ActiveState") == "active"
-        found |= {"state": "unhealthy" if ready else "starting", "phase": phase(record, found)}
-    else:
-        found |= ended(record, found)
-    if pids:
-        page = os.sysconf("SC_PAGE_SIZE")
-        found["rss_bytes"] = sum(page * resident_pages(pid) for pid in pids)
-        found["processes"] = [{"pid": pid, "title": title(pid)} for pid in pids]
-    return found
-
-
-def changed(record: Record, log: str, pids: Sequence[int]) -> list[str]:
-    """What holds otherwise in the running server than it was planned: settings by its pages and log, variables by its processes."""
-    engine = engine_of(record)
-    answers = {path: fetch(f"{record.url}{path}", timeout_s=HEALTH_TIMEOUT_S) for path in engine.info_pages}
-    pages = {path: text for path, (code, text) in answers.items() if code == 200}
-    open_variables = {name: value for name, value in record.env.items() if value != MASK}
-    return changed_settings(record.planned, engine.effective(log, pages)) + changed_variables(open_variables, pids, engine.name)
-
-
-def log_text(record: Record, found: Mapping[str, Any]) -> str:
-    """The end of the server's output, from its log file or from the journal."""
-    if record.unit:
-        return "\n".join(found.get("journal", []))
-    return tail(Path(record.log)) if Path(record.log).exists() else ""
-
-
-def phase(record: Record, found: Mapping[str, Any]) -> str:
-    """How far the start has come."""
-    startup = Startup(engine_of(record).name, Path(record.log))
-    for line in log_text(record, found).splitlines():
-        startup.read(line)
-    return str(startup)
-
-
-def ended(record: Record, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Why a server is not there any more."""
-    if record.unit and (found["systemd"] or {}).get("ActiveState") in (None, "inactive"):
-        return {"state": "stopped"}
-    left = Path(f"{record.log}.exit")
-    word, _, code = left.read_text().strip().partition(" ") if left.exists() else ("", "", "")
-    if word == "stopped":
-        return {"state": "stopped"}
-    cause, hint = engine_of(record).explain_death(log_text(record, found))
-    return {"state": "died", "exit_status": int(code) if code else None, "cause": cause, "hint": hint}
-
-
-def engine_of(record: Record) -> Engine:
-    return ENGINES[record.engine.partition("==")[0]]()
-
-
 # --- stop ------------------------------------------------------------------------------------------------------------
 
 
 def stop(name: str) -> dict[str, Any]:
-    """End a server's whole tree and forget it. A server that is gone is no error; the answer says so."""
+    """End a server's whole tree and forget it. A server that is gone is no error; the answer says so, and whether it `runs` still."""
     with records.only_one(name):
         record = records.read(name)
         if record is None:
-            return {"name": name, "stopped": 0, "said": f"no server {name} is known: nothing to stop"}
-        if record.unit and systemd.show(record.unit, record.user_unit).get("LoadState") == "not-found":
-            records.forget(name)
-            return {"name": name, "stopped": 0, "said": f"{name}: the unit {record.unit} is not installed (any more); forgotten"}
+            return {"name": name, "stopped": 0, "runs": False, "said": f"no server {name} is known: nothing to stop"}
         if record.unit:
-            return {"name": name, "stopped": 0, "said": f"{name} is run by systemd: {systemd.command(record.user_unit)} stop {record.unit}"}
+            return stop_unit(record)
         was_alive = record.alive()
         pids = set(records.marked(record.mark)) | (set(tree(record.pid)) if was_alive and record.pid else set())
         if was_alive and record.pid:
@@ -246,7 +144,19 @@ def stop(name: str) -> dict[str, Any]:
         if pids and not was_alive:
             said = f"{name}: its supervisor was gone; {len(pids)} processes that it left behind were ended"
         records.forget(name)
-        return {"name": name, "stopped": len(pids), "said": said}
+        return {"name": name, "stopped": len(pids), "runs": False, "said": said}
+
+
+def stop_unit(record: Record) -> dict[str, Any]:
+    """A server that systemd runs is systemd's to stop: what to type. One that is not installed is forgotten."""
+    shown = systemd.show(str(record.unit), record.user_unit)
+    found = {"name": record.name, "stopped": 0, "runs": not systemd.stopped(shown) and "error" not in shown}
+    if shown.get("LoadState") == "not-found":
+        records.forget(record.name)
+        return {**found, "runs": False, "said": f"{record.name}: the unit {record.unit} is not installed (any more); forgotten"}
+    if not found["runs"]:
+        return {**found, "said": f"{record.name}: the unit {record.unit} does not run"}
+    return {**found, "said": f"{record.name} is run by systemd and goes on: {systemd.command(record.user_unit)} stop {record.unit}"}
 
 
 def wait_gone(record: Record, timeout_s: float) -> None:
@@ -263,11 +173,11 @@ def why_ended(record: Record) -> str:
 # --- logs ------------------------------------------------------------------------------------------------------------
 
 
-def phase_lines(record: Record) -> list[str]:
+def phase_lines(record: Record, lines: Sequence[str]) -> list[str]:
     """The lines of a log that begin a phase of the start, each after the phase's name."""
     startup = Startup(engine_of(record).name, Path(record.log))
     found = []
-    for line in Path(record.log).read_text(errors="replace").replace("\r", "\n").splitlines():
+    for line in lines:
         before = startup.name
         startup.read(line)
         if startup.name != before:

@@ -14,7 +14,9 @@ from draftsmith import __version__
 from draftsmith.engines.secrets import is_secret
 from draftsmith.errors import UsageError
 
-SHOWN = ("LoadState", "ActiveState", "SubState", "MainPID", "NRestarts", "Result", "ExecMainStatus", "ActiveEnterTimestamp")
+SHOWN = ("LoadState", "ActiveState", "SubState", "MainPID", "NRestarts", "Result", "ExecMainCode", "ExecMainStatus")
+SHOWN += ("ActiveEnterTimestamp", "InvocationID", "ActiveEnterTimestampMonotonic", "ExecMainStartTimestampMonotonic")
+EXITED = 1  # CLD_EXITED: ExecMainStatus is an exit code; otherwise it is a signal's number
 ANSWER_S = 10
 # Run after the engine's start: `systemctl start` then returns when the server answers, and fails at once when the engine dies before.
 WAIT = (
@@ -79,7 +81,7 @@ def unit(service: Service) -> str:
         "Restart=on-failure",
         "RestartSec=10",
         f"TimeoutStartSec={round(service.ready_timeout_s)}",
-        "TimeoutStopSec=30",
+        "TimeoutStopSec=10",
         "KillMode=control-group",
         "LimitNOFILE=65536",
         *([] if service.user else ["LimitMEMLOCK=infinity"]),
@@ -131,6 +133,11 @@ def command(user: bool) -> str:
     return "systemctl --user" if user else "systemctl"
 
 
+def follow_command(unit: str, user: bool) -> str:
+    """What shows a unit's output as it comes."""
+    return f"journalctl{' --user' if user else ''} --follow --unit {unit}"
+
+
 def show(unit: str, user: bool) -> dict[str, Any]:
     """What systemd says about a unit; {"error": why} where it cannot be asked."""
     text, problem = ask([*command(user).split(), "show", unit, "--property", ",".join(SHOWN)])
@@ -140,17 +147,41 @@ def show(unit: str, user: bool) -> dict[str, Any]:
 def parse_show(text: str) -> dict[str, Any]:
     """`systemctl show`: KEY=VALUE lines."""
     return {
-        key: int(value) if value.isdigit() else value
+        key: int(value) if value.isdigit() and key != "InvocationID" else value
         for key, _, value in (line.partition("=") for line in text.splitlines())
         if key in SHOWN
     }
 
 
-def journal(unit: str, user: bool, num_lines: int = 2000) -> list[str]:
-    """The last lines that a unit wrote; none where there is no journal."""
-    text, problem = ask(
-        ["journalctl", *(["--user"] if user else []), "--unit", unit, "--lines", str(num_lines), "--output", "cat", "--no-pager"]
-    )
+def runs(shown: Mapping[str, Any]) -> bool:
+    """Is there a process, or about to be? Not while systemd waits to restart one that failed."""
+    return shown.get("ActiveState") in ("active", "activating", "reloading") and shown.get("SubState") != "auto-restart"
+
+
+def stopped(shown: Mapping[str, Any]) -> bool:
+    """Was it never started, has it been stopped, or is it being stopped?
+
+    A stop that had to end processes which ignore SIGTERM leaves "failed" with the result "timeout". So does a start that took too long, but
+    then the service has not been active since its main process began.
+    """
+    state, result = shown.get("ActiveState"), shown.get("Result")
+    was_active = int(shown.get("ActiveEnterTimestampMonotonic") or 0) > int(shown.get("ExecMainStartTimestampMonotonic") or 0)
+    being = state == "deactivating" and result == "success"
+    return state in (None, "inactive") or being or (state in ("deactivating", "failed") and result == "timeout" and was_active)
+
+
+def exit_status(shown: Mapping[str, Any]) -> int | None:
+    """How the main process ended last, as a shell tells it: 128 + N for signal N. None when it has not ended."""
+    code, status = shown.get("ExecMainCode"), shown.get("ExecMainStatus")
+    if not code or not isinstance(status, int):
+        return None
+    return status if code == EXITED else 128 + status
+
+
+def journal(unit: str, user: bool, invocation: str = "", num_lines: int = 2000) -> list[str]:
+    """The last lines that a unit wrote; none where there is no journal. `invocation`: only of that run of it, not of earlier ones."""
+    words = ["journalctl", *(["--user"] if user else []), "--unit", unit, "--lines", str(num_lines), "--output", "cat", "--no-pager"]
+    text, problem = ask([*words, f"_SYSTEMD_INVOCATION_ID={invocation}"] if invocation else words)
     return [] if problem else text.splitlines()
 
 

@@ -45,6 +45,7 @@ class SGLang:
     name: ClassVar[str] = "sglang"
     served_model: ClassVar[str] = "target"
     info_pages: ClassVar[tuple[str, ...]] = PAGES
+    workers: ClassVar[str] = r"^sglang::"
 
     def argv(self, python: Path, launch: Launch, port: int) -> list[str]:
         assert fixed_port(launch.flags) in (None, port), (launch.flags, port)

@@ -48,6 +48,7 @@ class VLLM:
     name: ClassVar[str] = "vllm"
     served_model: ClassVar[str] = "target"
     info_pages: ClassVar[tuple[str, ...]] = PAGES
+    workers: ClassVar[str] = r"^VLLM::"
 
     def argv(self, python: Path, launch: Launch, port: int) -> list[str]:
         assert fixed_port(launch.flags) in (None, port), (launch.flags, port)
