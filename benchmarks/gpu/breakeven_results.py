@@ -116,12 +116,12 @@ def break_even_table(summary: Mapping[str, Any]) -> list[str]:
 def text(title: str, about: Mapping[str, Any], summary: Mapping[str, Any], extra: Mapping[str, Any]) -> str:
     """report.md"""
     spread = summary["launch_scatter"]
+    noise = f"launches of one kind scatter by {100 * spread['sd']:.1f} %, df {spread['df']}" if spread["df"] else summary["note"]
     lines = [
         f"# {title}: break-even on {', '.join(about['hardware']['gpus']) or about['hardware']['cpu']}",
         "",
-        f"SGLang 0.5.17, waves of {about['load']['tokens']} tokens. Needed accept_len with its 95 % interval"
-        + (f" (launches of one kind scatter by {100 * spread['sd']:.1f} %, {spread['df']} degrees of freedom)." if spread["df"] else f"; {summary['note']}."),
-        f"Made by `benchmarks/gpu/breakeven.sh {about['shape']}` and `benchmarks/gpu/breakeven_results.py`; each wave: `waves.jsonl.gz`.",,
+        f"SGLang 0.5.17, waves of {about['load']['tokens']} tokens. Needed accept_len with its 95 % interval; {noise}.",
+        f"Made by `benchmarks/gpu/breakeven.sh {about['shape']}` and `benchmarks/gpu/breakeven_results.py`; each wave: `waves.jsonl.gz`.",
         "",
         *break_even_table(summary),
     ]
