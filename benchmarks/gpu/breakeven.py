@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,9 @@ ENV = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # else every server forks a pool o
 EVEN = {"SGLANG_SIMULATE_UNIFORM_EXPERTS": "1"}  # routers of random weights may favour a few experts
 ALL = (1, 2, 4, 8, 16, 32, 64)
 WITH_ODD = (1, 2, 4, 8, 16, 32, 48, 56, 64, 72)
+FEW: dict[str, FlagValue] = {"max-running-requests": 64, "cuda-graph-max-bs": 64}
 FORCED = 2.0
+CLIENT_CORES = 2
 SENSORS = "timestamp,clocks.sm,clocks.mem,temperature.gpu,power.draw,memory.used,utilization.gpu,clocks_event_reasons.active"
 STOP_S = 12.0  # what stopping a group takes at most
 
@@ -83,17 +86,20 @@ class Shape:
 
 
 def smollm2() -> Shape:
-    depths = [Wanted(f"depth {d}", d, WITH_ODD if d == 3 else ALL, real=True) for d in range(1, 8)]
-    main = (Wanted("baseline", 0, WITH_ODD, real=True), *depths, Wanted("baseline", real=True), Wanted("depth 3", 3, real=True))
-    beside = (
-        Wanted("dummy baseline"),
-        Wanted("dummy depth 3", 3),
-        Wanted("depth 3, all accepted", 3, real=True, forced=4.0),
-        Wanted("baseline, 64 requests and graphs", 0, (48, 56, 64), real=True, flags={"max-running-requests": 64, "cuda-graph-max-bs": 64}),
-        Wanted("tree of 3 steps, 4 wide, 16 rows", 3, (1, 4, 16, 64), real=True, tree=(4, 16)),
-        Wanted("dummy baseline without tokenizer", 0, (1, 4), flags={"skip-tokenizer-init": True}),
+    """Four servers at a time: a step of this target is bound by the host, and sixteen servers on sixteen cores were seen to disturb it."""
+    real = {depth: Wanted(f"depth {depth}", depth, WITH_ODD if depth == 3 else ALL, real=True) for depth in range(1, 8)}
+    baseline = Wanted("baseline", 0, WITH_ODD, real=True)
+    groups = (
+        (baseline, real[1], real[3], real[7]),
+        (real[2], real[4], real[5], real[6]),
+        (Wanted("baseline", real=True), Wanted("depth 3", 3, real=True), Wanted("dummy baseline"), Wanted("dummy depth 3", 3)),
+        (
+            Wanted("depth 3, all accepted", 3, real=True, forced=4.0),
+            Wanted("baseline, 64 requests and graphs", 0, (48, 56, 64), real=True, flags=FEW),
+            Wanted("tree of 3 steps, 4 wide, 16 rows", 3, (1, 4, 16, 64), real=True, tree=(4, 16)),
+        ),
     )
-    return Shape((main + beside,), {"mem-fraction-static": 0.9, "max-total-tokens": 60000}, draft_vocab=4096, probes=True)
+    return Shape(groups, {"mem-fraction-static": 0.9, "max-total-tokens": 60000}, draft_vocab=4096, probes=True)
 
 
 def moe() -> Shape:
@@ -196,6 +202,20 @@ def profiled(sweep: Sweep, planned: Planned, server: Server, concurrency: int) -
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def pin(servers: Sequence[Server]) -> None:
+    """Every server and this client on cores of their own, as far as there are two for each."""
+    cores = sorted(os.sched_getaffinity(0))
+    each = (len(cores) - CLIENT_CORES) // max(len(servers), 1)
+    if each < 2:
+        return
+    for number, server in enumerate(servers):
+        own = cores[CLIENT_CORES + number * each : CLIENT_CORES + (number + 1) * each]
+        for thread in (int(path.name) for pid in server.process.pids() for path in Path(f"/proc/{pid}/task").glob("*")):
+            with suppress(ProcessLookupError):
+                os.sched_setaffinity(thread, own)
+    os.sched_setaffinity(0, cores[:CLIENT_CORES])
+
+
 @contextmanager
 def sensors(path: Path) -> Iterator[None]:
     """Clocks, temperature, power and memory of the GPU every two seconds, as CSV."""
@@ -220,14 +240,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--budget-s", type=float, default=420.0, help="seconds in all; what is measured by then is kept")
     parser.add_argument("--ready-s", type=float, default=240.0, help="seconds that a group may take to come up")
-    parser.add_argument("--groups", type=int, default=9, help="measure only the first N groups of launches")
+    parser.add_argument("--groups", default="1,2,3,4", help="which groups of launches, for example 1,2")
     parser.add_argument("--concurrency", help="instead of the shape's own: 1,4,16")
     parser.add_argument("--tokens", type=int, help="instead of the shape's own")
     return parser.parse_args()
 
 
 def main() -> None:
-    begun = time.monotonic()
+    begun, allowed = time.monotonic(), os.sched_getaffinity(0)
     arguments, talk = parse(), Talk()
     shape = SHAPES[arguments.shape]
     out: Path = arguments.out
@@ -238,7 +258,8 @@ def main() -> None:
     load = Waves(read_text_config(maker.target)["vocab_size"], tokens=arguments.tokens or shape.tokens)
     machine = {"hardware": hardware(), "tools": tool_versions(), "target": read_text_config(maker.target), "shape": arguments.shape}
     atomic_write_json(out / "about.json", machine | {"load": vars(load), "words": sys.argv, "started": time.time()})
-    groups = shape.groups[: arguments.groups]
+    wanted_groups = [int(word) for word in arguments.groups.split(",")]
+    groups = [group for number, group in enumerate(shape.groups, 1) if number in wanted_groups]
     with sensors(out / "sensors.csv"):
         for number, group in enumerate(groups):
             left = arguments.budget_s - (time.monotonic() - begun)
@@ -246,11 +267,13 @@ def main() -> None:
             if share < 60:
                 talk.say(f"group {number + 1} left out: {left:.0f} s left")
                 break
+            os.sched_setaffinity(0, allowed)  # servers that start now may use all cores again
             plan = [maker.plan(chosen(wanted, arguments.concurrency)) for wanted in group]
             deadline = time.monotonic() + share - STOP_S
             with started(engine, python, plan, out, min(arguments.ready_s, share - 30), talk) as servers:
                 sweep = Sweep(out, load, deadline, talk)
-                measure(sweep, servers, shape.probes)
+                pin([server for _, server in servers])
+                measure(sweep, servers, shape.probes and group is shape.groups[0])
     shutil.rmtree(scratch, ignore_errors=True)
     talk.say("done")
 

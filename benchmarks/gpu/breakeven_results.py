@@ -116,11 +116,12 @@ def break_even_table(summary: Mapping[str, Any]) -> list[str]:
 def text(title: str, about: Mapping[str, Any], summary: Mapping[str, Any], extra: Mapping[str, Any]) -> str:
     """report.md"""
     spread = summary["launch_scatter"]
+    noise = f"launches of one kind scatter by {100 * spread['sd']:.1f} %, df {spread['df']}" if spread["df"] else summary["note"]
     lines = [
         f"# {title}: break-even on {', '.join(about['hardware']['gpus']) or about['hardware']['cpu']}",
         "",
-        f"SGLang 0.5.17, waves of {about['load']['tokens']} tokens. Needed accept_len with its 95 % interval"
-        + (f" (launches of one kind scatter by {100 * spread['sd']:.1f} %, {spread['df']} degrees of freedom)." if spread["df"] else "."),
+        f"SGLang 0.5.17, waves of {about['load']['tokens']} tokens. Needed accept_len with its 95 % interval; {noise}.",
+        f"Made by `benchmarks/gpu/breakeven.sh {about['shape']}` and `benchmarks/gpu/breakeven_results.py`; each wave: `waves.jsonl.gz`.",
         "",
         *break_even_table(summary),
     ]
@@ -142,14 +143,23 @@ def text(title: str, about: Mapping[str, Any], summary: Mapping[str, Any], extra
     return "\n".join(lines)
 
 
+def nameless(value: Any) -> Any:
+    """The same without the folders of the machine: a path is its last part."""
+    if isinstance(value, str):
+        return Path(value).name if value.startswith("/") else value
+    if isinstance(value, list):
+        return [nameless(one) for one in value]
+    return {key: nameless(one) for key, one in value.items()} if isinstance(value, dict) else value
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--measured", type=Path, required=True)
     parser.add_argument("--title", required=True)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    rows, about = read_jsonl(arguments.measured / "waves.jsonl"), json.loads((arguments.measured / "about.json").read_text())
-    launches = read_jsonl(arguments.measured / "launches.jsonl")
+    rows, about = read_jsonl(arguments.measured / "waves.jsonl"), nameless(json.loads((arguments.measured / "about.json").read_text()))
+    launches = nameless(read_jsonl(arguments.measured / "launches.jsonl"))
     depths = {row["name"]: row["depth"] for row in rows}
     cells = timed(rows)
     summary = surface([row for row in rows if plain(row["name"])])
