@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from draftsmith import cli, converting, measuring, serving
+from draftsmith import cli, converting, measuring, serving, verifying
 from draftsmith.keys import DEPENDS, GATES
 from draftsmith.recipe import load_recipe
 from draftsmith.stages import STAGES
@@ -21,7 +21,7 @@ LIBRARIES = {"models", "engines", "decode", "measure"}
 NOUNS = {"errors", "manifest", "metrics", "settings", "job", "samples", "findings", "store", "stages"}
 # what drives the stages; nothing else imports these. `serving` has the commands of servers that outlive a command, `measuring` those
 # around measurements: no stage is run by them.
-FLOW = {"recipe", "keys", "runfolder", "flow", "commands", "serving", "measuring", "converting", "cli", "__main__"}
+FLOW = {"recipe", "keys", "runfolder", "flow", "commands", "serving", "measuring", "converting", "verifying", "cli", "__main__"}
 TOOLS = {"convert"}  # commands outside the road; they import what a stage may import
 MAX_FILE, MAX_FUNCTION, MAX_PARAMETERS = 330, 66, 8
 
@@ -202,7 +202,16 @@ def test_every_command_has_an_example_and_every_example_is_a_command() -> None:
         seen.add(args.command)
         if getattr(args, "recipe", None) is not None and not (ROOT / args.recipe).is_dir():  # `report` takes results, too
             load_recipe(ROOT / args.recipe, args.overrides)
-    assert seen == {"run", *STAGES, "data show", *cli.OTHER, *serving.COMMANDS, *measuring.COMMANDS, *converting.COMMANDS}
+    assert seen == {
+        "run",
+        *STAGES,
+        "data show",
+        *cli.OTHER,
+        *serving.COMMANDS,
+        *measuring.COMMANDS,
+        *converting.COMMANDS,
+        *verifying.COMMANDS,
+    }
 
 
 def test_links_between_documents_lead_somewhere() -> None:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from draftsmith import __version__, commands, converting, measuring, serving
+from draftsmith import __version__, commands, converting, measuring, serving, verifying
 from draftsmith.errors import DraftsmithError, UsageError
 from draftsmith.stages import STAGES
 
@@ -107,7 +107,7 @@ def build_parser() -> Parser:
             command.add_argument("--check-only", action="store_true", help="the environment that only resolves arguments (no GPU needed)")
         if name == "engine probe":
             probe_arguments(command)
-    for name, (text, handler, arguments, _) in (serving.COMMANDS | measuring.COMMANDS | converting.COMMANDS).items():
+    for name, (text, handler, arguments, _) in (serving.COMMANDS | measuring.COMMANDS | converting.COMMANDS | verifying.COMMANDS).items():
         arguments(add(sub, name, f"{text[0].upper()}{text[1:]}.", handler))
     return parser
 
@@ -119,7 +119,10 @@ def list_commands() -> str:
         "one stage of it:": {f"{name} RECIPE": question for name, question in STAGES.items()},
         "around it:": {"data show FOLDER": SHOW, "report RUN...": "of runs that exist: one by itself, several side by side"}
         | {f"{name}{' NAME' if example else ''}": text for name, (text, _, example) in OTHER.items()}
-        | {called: text for text, _, _, called in (serving.COMMANDS | measuring.COMMANDS | converting.COMMANDS).values()},
+        | {
+            called: text
+            for text, _, _, called in (serving.COMMANDS | measuring.COMMANDS | converting.COMMANDS | verifying.COMMANDS).values()
+        },
     }
     lines = []
     for title, entries in groups.items():
