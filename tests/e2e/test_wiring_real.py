@@ -1,4 +1,4 @@
-"""verify wiring and the real vLLM CPU engine: correct wiring passes, a config that names wrong taps is named, both from what the drafter got."""
+"""verify wiring and the real vLLM CPU engine: correct wiring passes, and a config that names a wrong tap is named."""
 
 from __future__ import annotations
 
@@ -12,13 +12,19 @@ from tokenizers import Tokenizer
 
 from draftsmith import cli
 from draftsmith.engines import environments
+from draftsmith.findings import Finding
 from draftsmith.models.checkpoint import write_random_drafter
 from draftsmith.models.taps import KEY
+from draftsmith.models.target import load_target
 from draftsmith.settings import DrafterSettings
+from draftsmith.verify.wiring import Rows, look
+from draftsmith.verify.wiring_run import candidates
+from draftsmith.verify.wiring_words import findings_of
 
 pytestmark = pytest.mark.engine
 RECIPE = str(Path(__file__).resolve().parents[2] / "recipes" / "smollm2-cpu.yaml")
 TAPS = (2, 15, 27)
+States = dict[str, list[tuple[list[int], torch.Tensor]]]
 WORDS = (",", ".", " the", " and", " to", " of", " a", " in", " is", "\n", " that", " it", " for", " with", " on", " are")
 
 
@@ -51,3 +57,39 @@ def test_right_wiring_passes_and_a_wrong_tap_is_named(tmp_path: Path, capsys: py
     said = capsys.readouterr().err
     assert "DS901 error: tap 1 is one layer late: trained on boundaries [2, 15, 27]" in said, said
     assert f"write [2, 15, 27] under {KEY}" in said, said
+
+
+@pytest.fixture(scope="module")
+def real() -> States:
+    """(tokens, states at every boundary) of the real target in float32 and bfloat16, on this project's own prose."""
+    folder = environments.target_folder("smollm2-135m-instruct")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    text = (Path(RECIPE).parents[1] / "README.md").read_text()
+    rows = [tokenizer.encode(text[start : start + 500]).ids for start in (0, 1500, 3000)]
+    found = {}
+    for dtype in ("float32", "bfloat16"):
+        target = load_target(folder, range(31), getattr(torch, dtype))
+        found[dtype] = [(row, candidates(target, row)) for row in rows]
+    return found
+
+
+def judged(real: States, ours: str, passed: tuple[int, ...], trained: tuple[int, ...]) -> list[Finding]:
+    """Features of the float32 pass rounded to bfloat16, held against our own pass in `ours`."""
+    requests = []
+    for (row, served), (_, mine) in zip(real["float32"], real[ours], strict=True):
+        features = served[:-1, list(passed)].flatten(1).to(torch.bfloat16)
+        requests.append(Rows(row, features, mine, torch.tensor(row[1:]), torch.arange(len(row) - 1)))
+    return findings_of(look(requests, trained, "bfloat16"), "vllm 0.32.0", passed, KEY)
+
+
+@pytest.mark.parametrize("ours", ["float32", "bfloat16"])
+def test_every_boundary_of_the_real_target_is_told_from_every_other(real: States, ours: str) -> None:
+    """31 boundaries and the normed last state: each is recognised, none accused, in the noise of bfloat16."""
+    for boundary in range(31):
+        assert judged(real, ours, (boundary,), (boundary,)) == []
+        for off in (-1, 1):
+            if 0 <= boundary + off <= 30:
+                found = judged(real, ours, (boundary + off,), (boundary,))
+                assert [f.code for f in found] == ["DS901"] and f"tap is one layer {'late' if off > 0 else 'early'}" in found[0].evidence
+    normed = judged(real, ours, (2, 15, 31), (2, 15, 30))
+    assert [f.code for f in normed] == ["DS902"]

@@ -82,8 +82,8 @@ def look(requests: Sequence[Rows], trained: Sequence[int], dtype: str, tolerance
         )
     limit = TOLERANCES[dtype] if tolerance is None else tolerance
     measured = {shift: distances(requests, width // hidden, shift) for shift in SHIFTS}
-    # the least wrong of the best fits, tap by tap; shift 0 wins a tie
-    shift = min(SHIFTS, key=lambda shift: float(measured[shift][0].min(1).values.mean()))
+    fitting = [shift for shift in SHIFTS if float(measured[shift][0].min(1).values.max()) <= limit]
+    shift = fitting[0] if fitting else 0  # another token's features only where every tensor fits there, and not here
     errors_KJ, cosines_KJ = measured[shift]
     taps = tuple(read_tap(errors_KJ[k], cosines_KJ[k], trained[k] if k < len(trained) else None, limit) for k in range(len(errors_KJ)))
     token_shift, share = token_alignment(requests)
@@ -129,7 +129,7 @@ def compare(served_TKH: Tensor, candidate_TH: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def read_tap(errors_J: Tensor, cosines_J: Tensor, expected: int | None, limit: float) -> Tap:
-    """Nearest candidate of one tensor. The expected one is right when it fits and no other fits twice as well (deep targets change slowly)."""
+    """Nearest candidate of one tensor. The expected one is right when it fits and none fits twice as well (deep targets change slowly)."""
     nearest = int(errors_J.argmin())
     error = float(errors_J[nearest])
     expected_error = float("inf") if expected is None else float(errors_J[expected])

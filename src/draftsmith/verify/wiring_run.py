@@ -171,6 +171,6 @@ def sentence(result: Mapping[str, Any]) -> str:
     worst = max(tap["expected_error"] for tap in served["taps"])
     kept = "" if result["store"] is None else "; the training store holds the same"
     return (
-        f"wiring is right: {result['engine']} passes boundaries {list(served['trained'])}, each beside the next token's embedding, at its own "
-        f"position ({served['rows']} rows, largest median error {worst:.2g} in {result['dtype']}){kept}"
+        f"wiring is right: {result['engine']} passes boundaries {list(served['trained'])}, each beside the next token's embedding, "
+        f"at its own position ({served['rows']} rows, largest median error {worst:.2g} in {result['dtype']}){kept}"
     )

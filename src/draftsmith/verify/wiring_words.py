@@ -115,7 +115,7 @@ def what_to_write(passed: Sequence[int], trained: Sequence[int], written: Sequen
         if len(shifts) == 1:
             shift = shifts.pop()
             ids = [boundary - shift for boundary in trained]
-            if ids == list(written):
+            if ids == list(written) or min(ids) < 0:
                 return RETRAIN
             read = "boundary i" if not shift else f"boundary i {shift:+d}"
             return f"write {ids} under {key} in the drafter's config.json: this engine version makes {read} of id i"
