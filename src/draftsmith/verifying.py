@@ -25,7 +25,7 @@ def verify_wiring(args: argparse.Namespace) -> Answer:
     with disk_errors_said_plainly(job.run), locked(job.run):
         from draftsmith.verify.wiring_run import run, sentence
 
-        result = run(job, args.drafter, trained)
+        result = run(job, args.drafter, trained, args.tolerance)
     return result, sentence(result), 0
 
 
@@ -46,6 +46,12 @@ def wiring_options(command: argparse.ArgumentParser) -> None:
         "--trained",
         metavar="2,15,27",
         help="boundaries that the drafter was trained on (default: what the run captured, or what the drafter's config says of itself)",
+    )
+    command.add_argument(
+        "--tolerance",
+        metavar="ERROR",
+        type=float,
+        help="largest median relative error of equal features (default: by dtype, 0.03 in bfloat16); a quantised target needs more",
     )
 
 

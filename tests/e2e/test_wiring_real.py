@@ -17,7 +17,7 @@ from draftsmith.models.checkpoint import write_random_drafter
 from draftsmith.models.taps import KEY
 from draftsmith.models.target import load_target
 from draftsmith.settings import DrafterSettings
-from draftsmith.verify.wiring import Rows, look
+from draftsmith.verify.wiring import TOLERANCES, Rows, look
 from draftsmith.verify.wiring_run import candidates
 from draftsmith.verify.wiring_words import findings_of
 
@@ -79,7 +79,7 @@ def judged(real: States, ours: str, passed: tuple[int, ...], trained: tuple[int,
     for (row, served), (_, mine) in zip(real["float32"], real[ours], strict=True):
         features = served[:-1, list(passed)].flatten(1).to(torch.bfloat16)
         requests.append(Rows(row, features, mine, torch.tensor(row[1:]), torch.arange(len(row) - 1)))
-    return findings_of(look(requests, trained, "bfloat16"), "vllm 0.32.0", passed, KEY)
+    return findings_of(look(requests, trained, TOLERANCES["bfloat16"]), "vllm 0.32.0", passed, KEY)
 
 
 @pytest.mark.parametrize("ours", ["float32", "bfloat16"])

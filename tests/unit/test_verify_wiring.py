@@ -54,7 +54,7 @@ def rows_of(served: Sequence[Tensor], ours: Sequence[Tensor], taps: Sequence[int
 
 
 def told(requests: Sequence[Rows], dtype: str, trained: Sequence[int] = TAPS, written: Sequence[int] | None = TAPS) -> list[Finding]:
-    return findings_of(look(requests, trained, dtype), WHO, written, KEY)
+    return findings_of(look(requests, trained, TOLERANCES[dtype]), WHO, written, KEY)
 
 
 def one(findings: Sequence[Finding]) -> Finding:
@@ -76,7 +76,7 @@ def served_in(dtype: str) -> list[Tensor]:
 @pytest.mark.parametrize("trained", [(1, 3, 5), (0, 2, 4), (2, 3, LAYERS), (4,), (0, 1, 2, 3, 4, 5, 6)])
 def test_correct_wiring_is_not_accused(dtype: str, trained: tuple[int, ...]) -> None:
     requests = rows_of(served_in(dtype), states(dtype), trained)
-    wiring = look(requests, trained, dtype)
+    wiring = look(requests, trained, TOLERANCES[dtype])
     assert findings_of(wiring, WHO, trained, KEY) == []
     assert all(tap.right and tap.known for tap in wiring.taps)
     assert (wiring.feature_shift, wiring.token_shift, wiring.token_share, wiring.position_offset) == (0, 1, 1.0, 0)
@@ -187,7 +187,7 @@ def test_nan_fits_nothing() -> None:
 def test_a_stale_store_is_named_and_a_fresh_one_is_not(dtype: str) -> None:
     def store(held: Sequence[Tensor]) -> list[Finding]:
         rows = [replace(request, input_ids_T=None, positions_T=None) for request in rows_of(held, states(dtype), TAPS)]
-        return store_findings(look(rows, TAPS, dtype))
+        return store_findings(look(rows, TAPS, TOLERANCES[dtype]))
 
     assert store(served_in(dtype)) == []
     assert one(store(stale(dtype, 0.1))).code == "DS909"
@@ -196,6 +196,6 @@ def test_a_stale_store_is_named_and_a_fresh_one_is_not(dtype: str) -> None:
 def test_what_cannot_be_judged_is_refused() -> None:
     requests = rows_of(states("float32"), states("float32"), TAPS)
     with pytest.raises(InvalidMeasurement, match="at least 16"):
-        look([replace(requests[0], features_TF=requests[0].features_TF[:9])], TAPS, "float32")
+        look([replace(requests[0], features_TF=requests[0].features_TF[:9])], TAPS, TOLERANCES["float32"])
     with pytest.raises(InvalidMeasurement, match="no multiple of the target's width"):
-        look([replace(request, features_TF=request.features_TF[:, :-1]) for request in requests], TAPS, "float32")
+        look([replace(request, features_TF=request.features_TF[:, :-1]) for request in requests], TAPS, TOLERANCES["float32"])

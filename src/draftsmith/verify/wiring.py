@@ -15,8 +15,9 @@ from torch import Tensor
 
 from draftsmith.errors import InvalidMeasurement
 
-SHIFTS = (0, -1, 1)  # of tokens, in the order they are tried
+OTHER_SHIFTS = (-1, 1)  # of tokens, tried when nothing fits at 0
 MIN_ROWS = 16
+HOPELESS = 1e9  # the relative error of what is no number, or has nothing to be compared with
 # largest median relative error of features that are the same but for rounding; SmolLM2: 0.011 in bfloat16, the next boundary is 0.19 away
 TOLERANCES = {"float32": 2e-3, "float16": 1e-2, "bfloat16": 3e-2}
 
@@ -64,11 +65,11 @@ class Wiring:
         return asdict(self)
 
 
-def look(requests: Sequence[Rows], trained: Sequence[int], dtype: str, tolerance: float | None = None) -> Wiring:
+def look(requests: Sequence[Rows], trained: Sequence[int], tolerance: float) -> Wiring:
     """Find what each tensor is, which token it is of, which embedding it meets and where it sits.
 
-    trained: the boundaries that the drafter was trained on. dtype: of the server. Raises InvalidMeasurement for too few rows, or features
-    whose width is no multiple of the target's.
+    trained: the boundaries that the drafter was trained on. tolerance: see TOLERANCES. Raises InvalidMeasurement for too few rows, or
+    features whose width is no multiple of the target's.
     """
     hidden = requests[0].candidates_TJH.shape[-1]
     width = requests[0].features_TF.shape[-1]
@@ -80,18 +81,14 @@ def look(requests: Sequence[Rows], trained: Sequence[int], dtype: str, tolerance
             f"the drafter gets {width} values per token, which is no multiple of the target's width {hidden}",
             hint="is this the drafter's target? compare target_hidden_size in its config.json",
         )
-    limit = TOLERANCES[dtype] if tolerance is None else tolerance
-    measured = {shift: distances(requests, width // hidden, shift) for shift in SHIFTS}
-    fitting = [shift for shift in SHIFTS if float(measured[shift][0].min(1).values.max()) <= limit]
-    shift = fitting[0] if fitting else 0  # another token's features only where every tensor fits there, and not here
-    errors_KJ, cosines_KJ = measured[shift]
-    taps = tuple(read_tap(errors_KJ[k], cosines_KJ[k], trained[k] if k < len(trained) else None, limit) for k in range(len(errors_KJ)))
+    shift, errors_KJ, cosines_KJ = best_shift(requests, width // hidden, tolerance)
+    taps = tuple(read_tap(errors_KJ[k], cosines_KJ[k], trained[k] if k < len(trained) else None, tolerance) for k in range(len(errors_KJ)))
     token_shift, share = token_alignment(requests)
     return Wiring(
         taps=taps,
         trained=tuple(trained),
         num_layers=requests[0].candidates_TJH.shape[1] - 2,
-        tolerance=limit,
+        tolerance=tolerance,
         rows=rows,
         feature_shift=shift,
         token_shift=token_shift,
@@ -99,6 +96,16 @@ def look(requests: Sequence[Rows], trained: Sequence[int], dtype: str, tolerance
         position_offset=position_offset(requests),
         positions_seen=requests[0].positions_T is not None,
     )
+
+
+def best_shift(requests: Sequence[Rows], num_taps: int, limit: float) -> tuple[int, Tensor, Tensor]:
+    """(shift, errors, cosines). Another token's features are believed only where every tensor fits there, and not here."""
+    here = distances(requests, num_taps, 0)
+    for shift in (0, *OTHER_SHIFTS):
+        errors_KJ, cosines_KJ = distances(requests, num_taps, shift) if shift else here
+        if float(errors_KJ.min(1).values.max()) <= limit:
+            return shift, errors_KJ, cosines_KJ
+    return 0, *here
 
 
 def distances(requests: Sequence[Rows], num_taps: int, shift: int) -> tuple[Tensor, Tensor]:
@@ -121,18 +128,18 @@ def distances(requests: Sequence[Rows], num_taps: int, shift: int) -> tuple[Tens
 
 
 def compare(served_TKH: Tensor, candidate_TH: Tensor) -> tuple[Tensor, Tensor]:
-    """Relative error and cosine [T, K] of every tap against one candidate. A value that is not finite is infinitely wrong."""
+    """Relative error and cosine [T, K] of every tap against one candidate. What is no number is hopelessly wrong."""
     wanted_T1H = candidate_TH[:, None]
     error_TK = (served_TKH - wanted_T1H).norm(dim=-1) / wanted_T1H.norm(dim=-1).clamp_min(1e-20)
     cosine_TK = torch.nn.functional.cosine_similarity(served_TKH, wanted_T1H, dim=-1)
-    return error_TK.nan_to_num(nan=float("inf")), cosine_TK.nan_to_num(nan=0.0)
+    return error_TK.nan_to_num(nan=HOPELESS, posinf=HOPELESS), cosine_TK.nan_to_num(nan=0.0)
 
 
 def read_tap(errors_J: Tensor, cosines_J: Tensor, expected: int | None, limit: float) -> Tap:
     """Nearest candidate of one tensor. The expected one is right when it fits and none fits twice as well (deep targets change slowly)."""
     nearest = int(errors_J.argmin())
     error = float(errors_J[nearest])
-    expected_error = float("inf") if expected is None else float(errors_J[expected])
+    expected_error = HOPELESS if expected is None else float(errors_J[expected])
     right = expected_error <= min(limit, max(2 * error, 1e-6))
     if right:
         assert expected is not None

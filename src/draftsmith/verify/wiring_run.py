@@ -49,26 +49,42 @@ class Subject:
     store_dtype: str
 
 
-def run(job: Job, drafter: Path | None = None, trained: Sequence[int] | None = None) -> dict[str, Any]:
-    """The whole look. Returns the content of wiring.json. Raises CheckFailed with the sentence when something is wired wrongly."""
+@dataclass(frozen=True)
+class Limits:
+    """Largest median relative error of what is the same: by the dtype that is served, or as asked for."""
+
+    dtype: str
+    asked: float | None = None
+
+    @property
+    def served(self) -> float:
+        return TOLERANCES[self.dtype] if self.asked is None else self.asked
+
+    def stored(self, dtype: str) -> float:
+        """Of a store against our own pass in the served dtype: the noise of the coarser one."""
+        return max(self.served, TOLERANCES[dtype])
+
+
+def run(job: Job, drafter: Path | None = None, trained: Sequence[int] | None = None, tolerance: float | None = None) -> dict[str, Any]:
+    """The whole look; the content of wiring.json. Raises CheckFailed, with the sentence, when something is wired wrongly."""
     engine, python = engine_for(job.engine)
     if engine.name != "vllm":
         raise UsageError(f"verify wiring cannot look into {engine.name} yet", hint="it captures from vLLM; `check` reads SGLang's tap ids")
-    dtype = served_dtype(job.engine.flags.get("dtype", "auto"), read_text_config(job.target))
-    folder = job.folder(NAME)
+    config = read_text_config(job.target)
+    dtype = served_dtype(job.engine.flags.get("dtype", "auto"), config)
     subject = find_subject(job, drafter, trained)
-    shutil.rmtree(folder / "served", ignore_errors=True)
+    served = job.folder(NAME) / "served"
+    shutil.rmtree(served, ignore_errors=True)
     drafting = Drafting(job.drafter.algorithm, subject.folder.absolute(), job.drafter.depth)
     launch = Launch("speculative", job.target, job.engine.flags, job.engine.env, drafting, job.trust_remote_code)
-    launch = with_features(launch, folder / "served")
-    with start(engine, python, launch, folder / "engine.log", job.engine.ready_timeout_s, job.talk, NAME) as server:
-        asked = [ask(server, row, folder / "served") for row in subject.rows]
+    log = job.folder(NAME) / "engine.log"
     try:
-        everywhere = tuple(range(int(read_text_config(job.target)["num_hidden_layers"]) + 1))
-        target = load_target(job.target, everywhere, TORCH_DTYPES[dtype], job.trust_remote_code)
-        return report(job, subject, dtype, asked, target)
+        with start(engine, python, with_features(launch, served), log, job.engine.ready_timeout_s, job.talk, NAME) as server:
+            asked = [ask(server, row, served) for row in subject.rows]
     finally:
-        shutil.rmtree(folder / "served", ignore_errors=True)
+        shutil.rmtree(served, ignore_errors=True)
+    target = load_target(job.target, range(int(config["num_hidden_layers"]) + 1), TORCH_DTYPES[dtype], job.trust_remote_code)
+    return report(job, subject, asked, target, Limits(dtype, tolerance))
 
 
 def find_subject(job: Job, drafter: Path | None, trained: Sequence[int] | None) -> Subject:
@@ -125,26 +141,26 @@ def ask(server: Server, row: Sequence[int], folder: Path) -> tuple[list[int], Se
             hint=f"its class may be none that the plug-in knows, or it never drafts; log: {server.log}",
         )
     tokens = [*row, *answer]
-    return tokens, read_calls(made, len(tokens))
+    return tokens, read_calls(made, len(row), len(tokens))
 
 
-def report(job: Job, subject: Subject, dtype: str, asked: Sequence[tuple[list[int], Served]], target: Target) -> dict[str, Any]:
+def report(job: Job, subject: Subject, asked: Sequence[tuple[list[int], Served]], target: Target, limits: Limits) -> dict[str, Any]:
     """Compare, write wiring.json, and raise CheckFailed when there are errors."""
     requests = [
         Rows(tokens, served.features_TF, candidates(target, tokens), served.input_ids_T, served.positions_T) for tokens, served in asked
     ]
-    wiring = look(requests, subject.trained, dtype)
+    wiring = look(requests, subject.trained, limits.served)
     written = subject.config.get(KEY)
     findings = findings_of(wiring, job.engine.name, written, KEY)
     store: Wiring | None = None
     if subject.stored:
         stored = [Rows(r.tokens, f, r.candidates_TJH) for r, f in zip(requests, subject.stored, strict=True)]
-        store = look(stored, subject.trained, dtype, max(TOLERANCES[dtype], TOLERANCES.get(subject.store_dtype, 0.0)))
+        store = look(stored, subject.trained, limits.stored(subject.store_dtype))
         findings += store_findings(store)
     result: dict[str, Any] = {
         "engine": job.engine.name,
         "drafter": str(subject.folder),
-        "dtype": dtype,
+        "dtype": limits.dtype,
         "written": {KEY: written},
         "served": wiring.as_dict(),
         "store": None if store is None else store.as_dict(),

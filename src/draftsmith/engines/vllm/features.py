@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 import torch
@@ -45,7 +46,8 @@ def with_features(launch: Launch, folder: Path) -> Launch:
     atomic_write_text(info / "entry_points.txt", ENTRY_POINT)
     before = launch.env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     env = {FOLDER: str(folder.resolve()), "PYTHONPATH": os.pathsep.join(filter(None, (str(plugin.resolve()), before)))}
-    if chosen := launch.env.get("VLLM_PLUGINS", os.environ.get("VLLM_PLUGINS", "")):
+    chosen = launch.env.get("VLLM_PLUGINS", os.environ.get("VLLM_PLUGINS"))
+    if chosen is not None:  # only the named ones are loaded
         env["VLLM_PLUGINS"] = f"{chosen},{PLUGIN}"
     kept = {name: value for name, value in launch.flags.items() if name.replace("_", "-") not in ("enforce-eager", "enable-prefix-caching")}
     return launch.with_(flags=kept, env=env).with_(flags={"enforce-eager": True, "enable-prefix-caching": False})
@@ -56,23 +58,23 @@ def calls(folder: Path) -> list[Path]:
     return sorted(folder.glob("call-*.safetensors"))
 
 
-def read_calls(paths: Sequence[Path], num_tokens: int) -> Served:
+def read_calls(paths: Sequence[Path], num_prompt_tokens: int, num_tokens: int) -> Served:
     """The calls of one request of `num_tokens` tokens (prompt and answer), asked while no other ran.
 
     A later call overwrites a position of an earlier one: that is what the engine does with rejected drafts, and what counts.
-    Positions from the last token on have no next token and are left out. Raises InvalidMeasurement when a position is missing.
+    Row p is the p-th position from the first one given. The last token has no next one and is left out; an engine need not draft once
+    a request is at its end, so that rows may be missing there. Raises InvalidMeasurement when one of the prompt is.
     """
     tensors = [load_file(path) for path in paths]
+    start = min(int(call["positions"].min()) for call in tensors)
     rows: dict[int, tuple[int, int]] = {}
     for number, call in enumerate(tensors):
-        for row, position in enumerate(call["positions"].tolist()):
-            rows[position] = (number, row)
-    missing = [position for position in range(num_tokens - 1) if position not in rows]
-    if missing:
+        rows |= {position - start: (number, row) for row, position in enumerate(call["positions"].tolist())}
+    places = [rows[place] for place in takewhile(rows.__contains__, range(num_tokens - 1))]
+    if len(places) < num_prompt_tokens:
         raise InvalidMeasurement(
-            f"the drafter was never given position {missing[0]} of {num_tokens} tokens ({len(missing)} missing, {len(paths)} calls)",
-            hint="positions are numbered otherwise than 0, 1, 2 ..., another request ran at the same time, or a prefix cache answered",
+            f"the drafter was never given position {start + len(places)} of a prompt of {num_prompt_tokens} tokens ({len(paths)} calls)",
+            hint="its positions do not go up one by one, another request ran at the same time, or a prefix cache answered",
         )
-    places = [rows[position] for position in range(num_tokens - 1)]
     taken = {name: torch.stack([tensors[number][name][row] for number, row in places]) for name in ("features", "input_ids", "positions")}
     return Served(taken["features"], taken["input_ids"], taken["positions"])
