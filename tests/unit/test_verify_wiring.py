@@ -171,7 +171,17 @@ def stale(dtype: str, by: float) -> list[Tensor]:
 
 def test_another_revision_of_the_target_is_named(dtype: str) -> None:
     finding = one(told(rows_of(stale(dtype, 0.1), states(dtype), TAPS), dtype))
-    assert finding.code == "DS905" and "taps the trained boundaries, but the values are not this target's" in finding.evidence
+    assert (finding.code, finding.severity) == ("DS905", "error")
+    assert "taps the trained boundaries, but the values are not this target's" in finding.evidence
+
+
+def test_a_little_more_than_rounding_is_a_doubt_and_no_fault(dtype: str) -> None:
+    """Targets deeper than those that the tolerances were measured on may round more."""
+    scaled = [state * (1 + 2 * TOLERANCES[dtype]) for state in states(dtype)]
+    finding = one(told(rows_of(scaled, states(dtype), TAPS), dtype))
+    assert (finding.code, finding.severity) == ("DS905", "warning")
+    store = store_findings(look(rows_of(scaled, states(dtype), TAPS), TAPS, TOLERANCES[dtype]))
+    assert (one(store).code, one(store).severity) == ("DS909", "warning")
 
 
 def test_values_of_nowhere_are_not_given_a_layer(dtype: str) -> None:

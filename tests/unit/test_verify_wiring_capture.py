@@ -219,10 +219,18 @@ def test_a_wrong_tap_is_the_error_and_the_fix_its_hint(tmp_path: Path) -> None:
 
 def test_a_store_of_another_target_is_the_error(tmp_path: Path) -> None:
     job = make_job(tmp_path)
-    write_store(job, lambda features: features * 1.1)
+    write_store(job, lambda features: features * 1.2)
     subject = find_subject(job, drafter_folder(tmp_path), None)
     with pytest.raises(CheckFailed, match="DS909 error: the training store says boundaries"):
         report(job, subject, asked(subject.rows), everywhere(), Limits("float32"))
+
+
+def test_a_doubt_is_said_and_is_no_failure(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    write_store(job, lambda features: features * 1.004)
+    subject = find_subject(job, drafter_folder(tmp_path), None)
+    result = report(job, subject, asked(subject.rows), everywhere(), Limits("float32"))
+    assert sentence(result).startswith("DS909 warning: the training store says boundaries")
 
 
 def test_limits_are_those_of_the_coarser_side() -> None:

@@ -20,7 +20,7 @@ from draftsmith.engines.registry import engine_for
 from draftsmith.engines.server import Server, start
 from draftsmith.engines.vllm.features import Served, calls, read_calls, with_features
 from draftsmith.errors import CheckFailed, EnvironmentFailed, InvalidMeasurement, UsageError
-from draftsmith.findings import errors, worst_first
+from draftsmith.findings import Finding, errors, worst_first
 from draftsmith.job import Job
 from draftsmith.manifest import atomic_write_json
 from draftsmith.measure.prompts import Renderer, forty_prompts
@@ -182,7 +182,9 @@ def candidates(target: Target, tokens: Sequence[int]) -> Tensor:
 
 
 def sentence(result: Mapping[str, Any]) -> str:
-    """The answer when all is well."""
+    """The answer when nothing is wrong: what was seen, or the doubts."""
+    if result["findings"]:
+        return "\n".join(Finding(**finding).line() for finding in result["findings"])
     served = result["served"]
     worst = max(tap["expected_error"] for tap in served["taps"])
     kept = "" if result["store"] is None else "; the training store holds the same"

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from draftsmith.findings import Finding
+from draftsmith.findings import Finding, Severity
 
 if TYPE_CHECKING:
     from draftsmith.verify.wiring import Tap, Wiring
 
 SILENT = "the drafter reads other numbers than it was trained on, and no engine says so: acceptance falls, often to 1"
+DOUBTFUL = 3  # so many times the tolerance on the right boundary may still be rounding, in a target deeper than those it was measured on
 RETRAIN = "capture and train on what this engine passes, or serve with an engine version that passes the trained ones"
 
 
@@ -60,13 +61,18 @@ def value_finding(wiring: Wiring, who: str, unknown: Sequence[Tap]) -> Finding:
     near = all(tap.nearest == tap.expected for tap in unknown)
     last = wiring.num_layers
     found = f"relative error {worst.error:.3f}, cosine {worst.cosine:.4f}, allowed {wiring.tolerance:g}"
-    if near:
-        evidence = f"{who} taps the trained boundaries, but the values are not this target's (boundary {worst.expected}: {found})"
-        fix = "serve the target revision that the drafter was trained on, without quantisation or adapters that training did not have"
-    else:
+    if not near:
         evidence = f"{who} passes a tensor that is no boundary of this target; nearest is {name(worst.nearest, last)} ({found})"
         fix = "compare target, engine version and the drafter's config; the engine may scale or norm the features before the drafter"
-    return Finding("DS905", "error", evidence, SILENT, fix)
+        return Finding("DS905", "error", evidence, SILENT, fix)
+    evidence = f"{who} taps the trained boundaries, but the values are not this target's (boundary {worst.expected}: {found})"
+    fix = "serve the target revision that the drafter was trained on, without quantisation or adapters that training did not have"
+    return Finding("DS905", severity_of(worst.error, wiring.tolerance), evidence, SILENT, fix)
+
+
+def severity_of(error: float, tolerance: float) -> Severity:
+    """Of values that are nearest to what they should be, and not near enough."""
+    return "error" if error > DOUBTFUL * tolerance else "warning"
 
 
 def store_findings(wiring: Wiring) -> list[Finding]:
@@ -81,7 +87,9 @@ def store_findings(wiring: Wiring) -> list[Finding]:
         f"{name(worst.nearest, wiring.num_layers)} at {worst.error:.3f})"
     )
     fix = "the target's files have changed since capture, or capture read another layer: run the capture stage again, and train"
-    return [Finding("DS909", "error", evidence, "the drafter was trained on other numbers than any engine can pass", fix)]
+    near = not wiring.feature_shift and all(tap.nearest == tap.expected for tap in wiring.taps)
+    severity = severity_of(worst.expected_error, wiring.tolerance) if near else "error"
+    return [Finding("DS909", severity, evidence, "the drafter was trained on other numbers than any engine can pass", fix)]
 
 
 def alignment_findings(wiring: Wiring, who: str) -> list[Finding]:
