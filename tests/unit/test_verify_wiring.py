@@ -78,7 +78,7 @@ def test_correct_wiring_is_not_accused(dtype: str, trained: tuple[int, ...]) -> 
     requests = rows_of(served_in(dtype), states(dtype), trained)
     wiring = look(requests, trained, TOLERANCES[dtype])
     assert findings_of(wiring, WHO, trained, KEY) == []
-    assert all(tap.right and tap.known for tap in wiring.taps)
+    assert all(tap.kind == "right" for tap in wiring.taps)
     assert (wiring.feature_shift, wiring.token_shift, wiring.token_share, wiring.position_offset) == (0, 1, 1.0, 0)
     if dtype == "bfloat16":
         assert max(tap.error for tap in wiring.taps) > TOLERANCES["float32"]  # the noise is there, and is forgiven
@@ -182,6 +182,13 @@ def test_a_little_more_than_rounding_is_a_doubt_and_no_fault(dtype: str) -> None
     assert (finding.code, finding.severity) == ("DS905", "warning")
     store = store_findings(look(rows_of(scaled, states(dtype), TAPS), TAPS, TOLERANCES[dtype]))
     assert (one(store).code, one(store).severity) == ("DS909", "warning")
+
+
+def test_a_doubt_hides_no_fault(dtype: str) -> None:
+    scaled = [state * (1 + 2 * TOLERANCES[dtype]) for state in states(dtype)]
+    findings = told(rows_of(scaled, states(dtype), (1, 4, 5)), dtype, written=(1, 4, 5))
+    assert [(finding.code, finding.severity) for finding in findings] == [("DS905", "warning"), ("DS901", "error")]
+    assert "tap 2 is one layer late" in findings[1].evidence
 
 
 def test_values_of_nowhere_are_not_given_a_layer(dtype: str) -> None:

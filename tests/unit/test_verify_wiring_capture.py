@@ -225,6 +225,16 @@ def test_a_store_of_another_target_is_the_error(tmp_path: Path) -> None:
         report(job, subject, asked(subject.rows), everywhere(), Limits("float32"))
 
 
+def test_another_drafter_brings_its_own_taps(tmp_path: Path) -> None:
+    """And is not held against a store of other ones; what is said on the command line goes first."""
+    job = make_job(tmp_path)
+    write_store(job)
+    folder = drafter_folder(tmp_path, draftsmith={"tap_boundaries": [2, 3, 4]})
+    subject = find_subject(job, folder, None)
+    assert subject.trained == (2, 3, 4) and subject.stored == [] and len(subject.rows) == 3
+    assert find_subject(job, folder, (1, 2, 3)).trained == (1, 2, 3)
+
+
 def test_a_doubt_is_said_and_is_no_failure(tmp_path: Path) -> None:
     job = make_job(tmp_path)
     write_store(job, lambda features: features * 1.004)

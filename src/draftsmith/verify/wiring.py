@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,6 +17,8 @@ from draftsmith.errors import InvalidMeasurement
 
 OTHER_SHIFTS = (-1, 1)  # of tokens, tried when nothing fits at 0
 MIN_ROWS = 16
+DOUBTFUL = 3  # so many times the tolerance may still be rounding, in a target deeper than those it was measured on
+Kind = Literal["right", "doubtful", "other", "unknown"]  # the trained boundary, that with more than rounding, another one, none
 HOPELESS = 1e9  # the relative error of what is no number, or has nothing to be compared with
 # largest median relative error of features that are the same but for rounding; SmolLM2: 0.011 in bfloat16, the next boundary is 0.19 away
 TOLERANCES = {"float32": 2e-3, "float16": 1e-2, "bfloat16": 3e-2}
@@ -42,8 +44,7 @@ class Tap:
     error: float  # against the nearest
     cosine: float
     expected_error: float
-    known: bool  # is the nearest near enough to be the same but for rounding?
-    right: bool
+    kind: Kind
 
 
 @dataclass(frozen=True)
@@ -136,15 +137,14 @@ def compare(served_TKH: Tensor, candidate_TH: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def read_tap(errors_J: Tensor, cosines_J: Tensor, expected: int | None, limit: float) -> Tap:
-    """Nearest candidate of one tensor. The expected one is right when it fits and none fits twice as well (deep targets change slowly)."""
+    """What one tensor is. The expected candidate is taken when it fits and none fits twice as well (deep targets change slowly)."""
     nearest = int(errors_J.argmin())
     error = float(errors_J[nearest])
     expected_error = HOPELESS if expected is None else float(errors_J[expected])
-    right = expected_error <= min(limit, max(2 * error, 1e-6))
-    if right:
-        assert expected is not None
-        nearest, error = expected, expected_error
-    return Tap(expected, nearest, error, float(cosines_J[nearest]), expected_error, error <= limit, right)
+    kind: Kind = "other" if nearest != expected and error <= DOUBTFUL * limit else "unknown"
+    if expected is not None and expected_error <= min(DOUBTFUL * limit, max(2 * error, 1e-6)):
+        nearest, error, kind = expected, expected_error, "right" if expected_error <= limit else "doubtful"
+    return Tap(expected, nearest, error, float(cosines_J[nearest]), expected_error, kind)
 
 
 def token_alignment(requests: Sequence[Rows]) -> tuple[int | None, float | None]:

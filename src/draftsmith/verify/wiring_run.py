@@ -96,21 +96,24 @@ def find_subject(job: Job, drafter: Path | None, trained: Sequence[int] | None) 
     index = Index.read(job.folder("capture"))
     if index is not None and not index.complete:
         index = None
-    said = trained or (index.taps if index else None) or (config.get("draftsmith") or {}).get("tap_boundaries")
+    own = (config.get("draftsmith") or {}).get("tap_boundaries")
+    captured = index.taps if index is not None else None
+    said = trained or (own or captured if drafter else captured or own)
     if not said:
         raise UsageError(
             "nothing says what this drafter was trained on", hint="--trained 2,15,27: the boundaries, in the order of training"
         )
     longest = longest_prompt(job)
-    if index is None:
+    samples = list(read_store(job.folder("capture"), "heldout")) if index is not None else []
+    if index is None or not samples:
         renderer = Renderer(job.target, job.trust_remote_code)
         texts = [renderer.render(prompt) for prompt in forty_prompts()]
         rows = [prompt.token_ids[:longest] for prompt in sorted(texts, key=lambda prompt: -len(prompt.token_ids))[:REQUESTS]]
         return Subject(folder, config, tuple(said), rows, [], "")
-    samples = list(read_store(job.folder("capture"), "heldout"))
     chosen = [samples[i] for i in spread(len(samples), REQUESTS)]
     rows = [tuple(sample.token_ids_T[:longest].tolist()) for sample in chosen]
-    return Subject(folder, config, tuple(said), rows, [sample.features_TF[:longest] for sample in chosen], index.dtype)
+    stored = [sample.features_TF[:longest] for sample in chosen] if list(said) == index.taps else []
+    return Subject(folder, config, tuple(said), rows, stored, index.dtype)
 
 
 def longest_prompt(job: Job) -> int:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from draftsmith.findings import Finding, Severity
+from draftsmith.findings import Finding
 
 if TYPE_CHECKING:
     from draftsmith.verify.wiring import Tap, Wiring
 
 SILENT = "the drafter reads other numbers than it was trained on, and no engine says so: acceptance falls, often to 1"
-DOUBTFUL = 3  # so many times the tolerance on the right boundary may still be rounding, in a target deeper than those it was measured on
 RETRAIN = "capture and train on what this engine passes, or serve with an engine version that passes the trained ones"
 
 
@@ -21,63 +20,64 @@ def findings_of(wiring: Wiring, who: str, written: Sequence[int] | None, key: st
 
 
 def tap_findings(wiring: Wiring, who: str, written: Sequence[int] | None, key: str) -> list[Finding]:
-    """DS901 layer, DS902 final norm, DS903 order, DS904 number and slide, DS905 values."""
-    taps, trained, last = wiring.taps, list(wiring.trained), wiring.num_layers
-    unknown = [tap for tap in taps if not tap.known]
-    if len(taps) == len(trained) and all(tap.right for tap in taps):
-        return []
-    if unknown:
+    """DS905 values, and what `list_finding` says of the boundaries."""
+    if unknown := [tap for tap in wiring.taps if tap.kind == "unknown"]:
         return [value_finding(wiring, who, unknown)]
+    doubtful = [tap for tap in wiring.taps if tap.kind == "doubtful"]
+    findings = [value_finding(wiring, who, doubtful)] if doubtful else []
+    if len(wiring.taps) != len(wiring.trained) or any(tap.kind == "other" for tap in wiring.taps):
+        findings.append(list_finding(wiring, who, written, key))
+    return findings
+
+
+def list_finding(wiring: Wiring, who: str, written: Sequence[int] | None, key: str) -> Finding:
+    """DS901 layer, DS902 final norm, DS903 order, DS904 number and slide: every tensor is known, and they are not the trained ones."""
+    taps, trained, last = wiring.taps, list(wiring.trained), wiring.num_layers
     passed = [tap.nearest for tap in taps]
     names = ", ".join(name(number, last) for number in passed)
     fix = what_to_write(passed, trained, written, key, last)
     if len(taps) != len(trained):
         evidence = f"{who} concatenates {len(taps)} tensors ({names}), the drafter was trained on {len(trained)}: boundaries {trained}"
-        return [Finding("DS904", "error", evidence, SILENT, fix)]
+        return Finding("DS904", "error", evidence, SILENT, fix)
     numbers = numbers_of(taps)
     if last + 1 in passed:
         which = ", ".join(f"tap {k + 1}" for k, number in enumerate(passed) if number == last + 1)
         evidence = (
             f"{which} of {who} is the last hidden state AFTER the final norm; trained on boundaries {trained}, passed: {names}{numbers}"
         )
-        return [Finding("DS902", "error", evidence, SILENT, f"leave boundary {last} out of the taps, or {RETRAIN}")]
+        return Finding("DS902", "error", evidence, SILENT, f"leave boundary {last} out of the taps, or {RETRAIN}")
     if sorted(passed) == sorted(trained):
         evidence = f"{who} passes the trained boundaries in another order: {passed} instead of {trained}{numbers}"
-        return [Finding("DS903", "error", evidence, SILENT, fix)]
+        return Finding("DS903", "error", evidence, SILENT, fix)
     for part, lost, way in ((trained[1:], trained[0], "one entry late"), (trained[:-1], trained[-1], "one entry early")):
         held = passed[:-1] if way == "one entry late" else passed[1:]
         if len(trained) > 1 and held == part:
             evidence = (
                 f"the list of taps is {way}: trained on boundaries {trained}, {who} passes {passed}; {name(lost, last)} is missing{numbers}"
             )
-            return [Finding("DS904", "error", evidence, SILENT, fix)]
+            return Finding("DS904", "error", evidence, SILENT, fix)
     evidence = f"{layers_off(taps)}: trained on boundaries {trained}, {who} passes {passed}{numbers}"
-    return [Finding("DS901", "error", evidence, SILENT, fix)]
+    return Finding("DS901", "error", evidence, SILENT, fix)
 
 
-def value_finding(wiring: Wiring, who: str, unknown: Sequence[Tap]) -> Finding:
-    """A tensor that is none of the target's: near the trained boundary, or near nothing."""
-    worst = max(unknown, key=lambda tap: tap.error)
-    near = all(tap.nearest == tap.expected for tap in unknown)
-    last = wiring.num_layers
+def value_finding(wiring: Wiring, who: str, taps: Sequence[Tap]) -> Finding:
+    """Tensors that are none of the target's: near the trained boundary, or near nothing. A warning when it may be rounding."""
+    worst = max(taps, key=lambda tap: tap.error)
     found = f"relative error {worst.error:.3f}, cosine {worst.cosine:.4f}, allowed {wiring.tolerance:g}"
-    if not near:
-        evidence = f"{who} passes a tensor that is no boundary of this target; nearest is {name(worst.nearest, last)} ({found})"
+    severity = "warning" if all(tap.kind == "doubtful" for tap in taps) else "error"
+    if all(tap.nearest == tap.expected for tap in taps):
+        evidence = f"{who} taps the trained boundaries, but the values are not this target's (boundary {worst.expected}: {found})"
+        fix = "serve the target revision that the drafter was trained on, without quantisation or adapters that training did not have"
+    else:
+        nearest = name(worst.nearest, wiring.num_layers)
+        evidence = f"{who} passes a tensor that is no boundary of this target; nearest is {nearest} ({found})"
         fix = "compare target, engine version and the drafter's config; the engine may scale or norm the features before the drafter"
-        return Finding("DS905", "error", evidence, SILENT, fix)
-    evidence = f"{who} taps the trained boundaries, but the values are not this target's (boundary {worst.expected}: {found})"
-    fix = "serve the target revision that the drafter was trained on, without quantisation or adapters that training did not have"
-    return Finding("DS905", severity_of(worst.error, wiring.tolerance), evidence, SILENT, fix)
-
-
-def severity_of(error: float, tolerance: float) -> Severity:
-    """Of values that are nearest to what they should be, and not near enough."""
-    return "error" if error > DOUBTFUL * tolerance else "warning"
+    return Finding("DS905", severity, evidence, SILENT, fix)
 
 
 def store_findings(wiring: Wiring) -> list[Finding]:
     """DS909: the store that the drafter was trained on does not hold this target's states."""
-    wrong = [tap for tap in wiring.taps if not tap.right]
+    wrong = [tap for tap in wiring.taps if tap.kind != "right"]
     if not wrong and not wiring.feature_shift:
         return []
     worst = max(wiring.taps, key=lambda tap: tap.expected_error)
@@ -87,8 +87,7 @@ def store_findings(wiring: Wiring) -> list[Finding]:
         f"{name(worst.nearest, wiring.num_layers)} at {worst.error:.3f})"
     )
     fix = "the target's files have changed since capture, or capture read another layer: run the capture stage again, and train"
-    near = not wiring.feature_shift and all(tap.nearest == tap.expected for tap in wiring.taps)
-    severity = severity_of(worst.expected_error, wiring.tolerance) if near else "error"
+    severity = "warning" if not wiring.feature_shift and all(tap.kind == "doubtful" for tap in wrong) else "error"
     return [Finding("DS909", severity, evidence, "the drafter was trained on other numbers than any engine can pass", fix)]
 
 
@@ -133,7 +132,7 @@ def what_to_write(passed: Sequence[int], trained: Sequence[int], written: Sequen
 
 def layers_off(taps: Sequence[Tap]) -> str:
     """ "tap 2 is one layer late"."""
-    off = {k + 1: tap.nearest - (tap.expected or 0) for k, tap in enumerate(taps) if not tap.right}
+    off = {k + 1: tap.nearest - (tap.expected or 0) for k, tap in enumerate(taps) if tap.kind == "other"}
     if len(off) == len(taps) and len(set(off.values())) == 1:
         return f"every tap is {layers(off[1])}"
     return ", ".join(f"tap {number} is {layers(by)}" for number, by in off.items())
@@ -146,7 +145,7 @@ def layers(by: int) -> str:
 
 def numbers_of(taps: Sequence[Tap]) -> str:
     """The largest error of what was recognised, and the smallest against what was expected."""
-    wrong = [tap for tap in taps if not tap.right]
+    wrong = [tap for tap in taps if tap.kind == "other"]
     return (
         f" (relative error {max(tap.error for tap in wrong):.3g}; against the trained ones {min(tap.expected_error for tap in wrong):.3g})"
     )

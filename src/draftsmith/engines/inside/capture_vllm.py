@@ -16,9 +16,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = "DRAFTSMITH_FEATURES"
-CLASSES = {  # class in vllm.model_executor.models: the architectures that it serves
-    "llama_eagle3.Eagle3LlamaForCausalLM": ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "PEagleDraftModel"),
-}
+ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")  # names under which vLLM serves the class that is subclassed here
 NUMBERS = count()
 
 
@@ -27,10 +25,9 @@ def install() -> None:
     from vllm import ModelRegistry
 
     known = ModelRegistry.get_supported_archs()
-    for architectures in CLASSES.values():
-        for architecture in architectures:
-            if architecture in known:
-                ModelRegistry.register_model(architecture, f"{__name__}:Eagle3Recorder")
+    for architecture in ARCHITECTURES:
+        if architecture in known:
+            ModelRegistry.register_model(architecture, f"{__name__}:Eagle3Recorder")
 
 
 def recorder() -> type:
