@@ -12,7 +12,7 @@ Severity = Literal["error", "warning", "info"]
 @dataclass(frozen=True)
 class Finding:
     """One thing found. Codes: DS1xx target folder, DS2xx engine, DS3xx drafter shape, DS4xx engine flags,
-    DS5xx disk and memory, DS6xx the exported drafter, DS7xx greedy equality, DS8xx acceptance as predicted."""
+    DS5xx disk and memory, DS6xx the exported drafter, DS7xx greedy equality, DS8xx acceptance as predicted, DS9xx wiring."""
 
     code: str
     severity: Severity

@@ -1,0 +1,66 @@
+"""The commands around verify that are not a stage of a recipe: verify wiring. They import what they need when they run."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from draftsmith.errors import UsageError
+
+if TYPE_CHECKING:
+    from draftsmith.commands import Answer
+
+Arguments = Callable[[argparse.ArgumentParser], None]
+
+
+def verify_wiring(args: argparse.Namespace) -> Answer:
+    """One launch, and the sentence. A fault raises CheckFailed: exit code 4."""
+    from draftsmith.commands import open_recipe
+    from draftsmith.runfolder import disk_errors_said_plainly, locked
+
+    trained = boundaries(args.trained) if args.trained else None
+    _, job = open_recipe(args)
+    with disk_errors_said_plainly(job.run), locked(job.run):
+        from draftsmith.verify.wiring_run import run, sentence
+
+        result = run(job, args.drafter, trained, args.tolerance)
+    return result, sentence(result), 0
+
+
+def boundaries(text: str) -> tuple[int, ...]:
+    """2,15,27. Raises UsageError."""
+    words = text.split(",")
+    if not all(word.strip().isdigit() for word in words):
+        raise UsageError(f"--trained {text!r}: expected boundaries with commas between them", hint="for example --trained 2,15,27")
+    return tuple(int(word) for word in words)
+
+
+def wiring_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("recipe", metavar="RECIPE", type=Path, help="a recipe file, for example recipes/smollm2-cpu.yaml")
+    command.add_argument("overrides", metavar="KEY=VALUE", nargs="*", default=[], help="another setting than the recipe's")
+    command.add_argument("--run-folder", metavar="DIR", type=Path, help="the recipe's run folder (default: runs/<the recipe's name>)")
+    command.add_argument("--drafter", metavar="DIR", type=Path, help="the drafter to serve (default: what the run exported)")
+    command.add_argument(
+        "--trained",
+        metavar="2,15,27",
+        help="boundaries that the drafter was trained on (default: what the run captured, or what the drafter's config says of itself)",
+    )
+    command.add_argument(
+        "--tolerance",
+        metavar="ERROR",
+        type=float,
+        help="largest median relative error of equal features (default: by dtype, 0.03 in bfloat16); a quantised target needs more",
+    )
+
+
+# name: (what it does, its handler, its arguments, how it is called)
+COMMANDS: dict[str, tuple[str, Callable[[argparse.Namespace], Any], Arguments, str]] = {
+    "verify wiring": (
+        "what does the running engine really hand to the drafter, and is it what training had? (vLLM)",
+        verify_wiring,
+        wiring_options,
+        "verify wiring RECIPE",
+    ),
+}
