@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from draftsmith.engines.flags import without
 from draftsmith.engines.protocol import Launch
 from draftsmith.errors import InvalidMeasurement
 from draftsmith.manifest import atomic_write_text
@@ -49,8 +50,8 @@ def with_features(launch: Launch, folder: Path) -> Launch:
     chosen = launch.env.get("VLLM_PLUGINS", os.environ.get("VLLM_PLUGINS"))
     if chosen is not None:  # only the named ones are loaded
         env["VLLM_PLUGINS"] = f"{chosen},{PLUGIN}"
-    kept = {name: value for name, value in launch.flags.items() if name.replace("_", "-") not in ("enforce-eager", "enable-prefix-caching")}
-    return launch.with_(flags=kept, env=env).with_(flags={"enforce-eager": True, "enable-prefix-caching": False})
+    flags = without(launch.flags, "enforce-eager", "enable-prefix-caching")
+    return replace(launch, flags={**flags, "enforce-eager": True, "enable-prefix-caching": False}, env={**launch.env, **env})
 
 
 def calls(folder: Path) -> list[Path]:
