@@ -6,7 +6,7 @@
 
 Servers of a group start together and are measured one at a time (draftsmith.breakeven.sweep). `--target` with weights uses them; a
 config.json gets dummy weights. Acceptance is forced to 2 tokens a round: a round costs the same whatever is accepted (one launch of
-smollm2 checks that). OUT gets launches.jsonl, waves.jsonl, profile.jsonl, sensors.csv and the servers' logs, each line when it is known.
+smollm2 checks that). OUT gets launches, idle, waves and profile (.jsonl), sensors.csv and the servers' logs, each line when it is known.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any
 
 from draftsmith.breakeven.shapes import has_weights, target_folder, write_drafter_config
 from draftsmith.breakeven.sweep import Planned, Sweep, Waves, started
+from draftsmith.engines.process import cpu_s
 from draftsmith.engines.protocol import Drafting, Launch
 from draftsmith.engines.registry import engine_for
 from draftsmith.engines.rounds import split_of_folder
@@ -216,6 +217,18 @@ def pin(servers: Sequence[Server]) -> None:
     os.sched_setaffinity(0, cores[:CLIENT_CORES])
 
 
+def idle_cpu(sweep: Sweep, servers: Sequence[tuple[Planned, Server]], seconds: float = 4.0) -> None:
+    """Processor seconds a second that each server takes while nobody asks it: idle.jsonl."""
+
+    def taken() -> list[float]:
+        return [sum(map(cpu_s, server.process.pids())) for _, server in servers]
+
+    before = taken()
+    time.sleep(seconds)
+    for (planned, _), old, new in zip(servers, before, taken(), strict=True):
+        append_jsonl(sweep.folder / "idle.jsonl", planned.head() | {"servers": len(servers), "idle_cpus": (new - old) / seconds})
+
+
 @contextmanager
 def sensors(path: Path) -> Iterator[None]:
     """Clocks, temperature, power and memory of the GPU every two seconds, as CSV."""
@@ -273,6 +286,7 @@ def main() -> None:
             with started(engine, python, plan, out, min(arguments.ready_s, share - 30), talk) as servers:
                 sweep = Sweep(out, load, deadline, talk)
                 pin([server for _, server in servers])
+                idle_cpu(sweep, servers)
                 measure(sweep, servers, shape.probes and group is shape.groups[0])
     shutil.rmtree(scratch, ignore_errors=True)
     talk.say("done")

@@ -72,7 +72,7 @@ class Arm:
             from sglang.srt.distributed import parallel_state  # type: ignore[import-not-found]
             from sglang.srt.distributed.device_communicators.custom_all_reduce import CustomAllreduce  # type: ignore[import-not-found]
 
-            # its logging asks SGLang's own world group for the rank
+            # its check of peer-to-peer access asks SGLang's own world group (custom_all_reduce_utils.py, gpu_p2p_access_check)
             parallel_state.init_distributed_environment(dist.get_world_size(), dist.get_rank(), local_rank=int(os.environ["LOCAL_RANK"]))
             self.custom = CustomAllreduce(group=CONTROL, device=device)
             if self.custom.disabled:
