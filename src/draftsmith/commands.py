@@ -66,6 +66,20 @@ def check(args: argparse.Namespace) -> Answer:
     return check_launch(Asked(**{name: getattr(args, name) for name in names}), args.pasted)
 
 
+def report(args: argparse.Namespace) -> Answer:
+    """The stage of a recipe; or, of folders and report.json files, one report, several side by side."""
+    named = [args.recipe, *map(Path, args.overrides)]
+    if not any(place.is_dir() or place.suffix == ".json" for place in named):
+        if args.output is not None:
+            raise UsageError("--output is for runs that are named; a recipe's report lies in its run folder", hint="draftsmith report RUN")
+        return run_stage(args)
+    if args.dry_run or args.run_folder is not None:
+        raise UsageError("--dry-run and --run-folder are for a recipe", hint="draftsmith report RUN [RUN ...] [--output DIR]")
+    from draftsmith.report.write import report_of
+
+    return report_of(named, args.output or Path("draftsmith-report"))
+
+
 def show_outcome(outcome: Outcome) -> Answer:
     """Folders of what was made, the gate, and the verdict as the last line."""
     lines = []

@@ -19,13 +19,15 @@ class Finding:
     evidence: str  # what was found, with the numbers
     consequence: str  # what would happen
     fix: str  # what to change
+    raises: str = ""  # "ValueError: message", as the engine prints it when this stops it; " ..." where the message goes on
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     def line(self) -> str:
         """One line for the terminal."""
-        return f"{self.code} {self.severity}: {self.evidence}; {self.consequence}"
+        raises = f" ({' '.join(self.raises.split())})" if self.raises else ""
+        return f"{self.code} {self.severity}: {self.evidence}; {self.consequence}{raises}"
 
 
 def errors(findings: Sequence[Finding]) -> list[Finding]:

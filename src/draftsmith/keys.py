@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from draftsmith.errors import EnvironmentFailed
+from draftsmith.errors import EnvironmentFailed, UsageError
 from draftsmith.job import Job
 from draftsmith.manifest import canonical_hash, sha256_bytes, sha256_file
 from draftsmith.settings import Settings
@@ -45,8 +45,18 @@ SAMPLES, SAMPLE_BYTES = 64, 64 << 10
 
 
 def stage_config(stage: str, settings: Settings, job: Job) -> dict[str, Any]:
-    """The config that goes into a stage's key and manifest: {"settings": the stage's own, one entry per part of the job}."""
-    return {"settings": settings.model_dump(mode="json")} | {part: PARTS[part](job) for part in DEPENDS[stage]}
+    """The config that goes into a stage's key and manifest: {"settings": the stage's own, one entry per part of the job, "files": digests
+    of the files that the settings name, if any}. Raises UsageError for a file that is not there."""
+    parts = {part: PARTS[part](job) for part in DEPENDS[stage]}
+    files = {"files": {str(path): named_file_identity(stage, path) for path in settings.files()}} if settings.files() else {}
+    return {"settings": settings.model_dump(mode="json")} | parts | files
+
+
+def named_file_identity(stage: str, file: Path) -> str:
+    """Digest of a file that a stage's settings name. Raises UsageError."""
+    if not file.is_file():
+        raise UsageError(f"{stage}: there is no file {file}", hint=f"it is named in the settings of {stage}, and its content counts")
+    return sha256_file(file)
 
 
 @cache

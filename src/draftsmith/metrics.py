@@ -2,13 +2,18 @@
 
 A round is one draft and one verify. accept_len is the tokens emitted per round INCLUDING the bonus token,
 1 + accepted / rounds. survival[i] (i = 0, 1, ...) is the share of rounds that accepted at least i + 1 drafts.
+
+Latency of one request, all from the moment it was sent: TTFT until usage first grew, TTFO until the first content that is not
+reasoning, e2e until usage last grew. TPOT leaves out the tokens of the first chunk. The gap between two chunks is a step of the
+server, not a token: it is called inter-chunk time. Absent is nan (None in JSON), never 0.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,17 @@ class Acceptance:
     def from_matches(cls, matches: Sequence[Sequence[bool]], depth: int) -> Acceptance:
         """From per-round rows of `depth` booleans: did draft i equal the target's token? Only the leading run of True counts."""
         return cls.from_rounds((leading_run(row[:depth]) for row in matches), depth)
+
+    @classmethod
+    def from_histogram(cls, histogram: Sequence[int], depth: int) -> Acceptance:
+        """From the number of rounds that accepted exactly 0, 1, ... drafts; engines leave out the zeros at its end."""
+        assert len(histogram) <= depth + 1, (list(histogram), depth)
+        return cls(sum(histogram), tuple(sum(histogram[i + 1 :]) for i in range(depth)))
+
+    def padded(self, depth: int) -> Acceptance:
+        """The same counts at a depth that no round may have reached."""
+        assert depth >= self.depth, (depth, self.depth)
+        return Acceptance(self.rounds, (*self.reached, *[0] * (depth - self.depth)))
 
     @property
     def depth(self) -> int:
@@ -96,6 +112,78 @@ def time_per_output_token_s(last_token_s: float, first_chunk_s: float, num_token
     decoded inside the window. nan when everything came in the first chunk."""
     rest = num_tokens - first_chunk_tokens
     return (last_token_s - first_chunk_s) / rest if rest > 0 else math.nan
+
+
+def per_user_tok_s(tpot_s: float) -> float:
+    """Speed that one user sees after the first chunk: 1 / TPOT. nan where TPOT is."""
+    return 1 / tpot_s if tpot_s > 0 else math.nan
+
+
+def inter_chunk_s(arrivals_s: Sequence[float]) -> list[float]:
+    """Gaps between the chunks of one reply that brought tokens; chunks that were read together have a gap of 0."""
+    return [later - earlier for earlier, later in pairwise(arrivals_s)]
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Linear between the two nearest values, as numpy's default. `values` must not be empty."""
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+def spread(values: Iterable[float]) -> dict[str, float] | None:
+    """p50, p90, p99 and mean of what is known; None when nothing is."""
+    known = [value for value in values if not math.isnan(value)]
+    if not known:
+        return None
+    return {
+        "p50": percentile(known, 0.5),
+        "p90": percentile(known, 0.9),
+        "p99": percentile(known, 0.99),
+        "mean": math.fsum(known) / len(known),
+    }
+
+
+def wilson_interval(hits: int, trials: int, z: float = 1.959964) -> tuple[float, float]:
+    """95 % interval of a share (E. B. Wilson, 1927); keeps inside 0..1 with few trials. (nan, nan) without trials."""
+    if trials == 0:
+        return math.nan, math.nan
+    share, scale = hits / trials, 1 + z * z / trials
+    middle = (share + z * z / (2 * trials)) / scale
+    half = z / scale * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+@dataclass(frozen=True)
+class Slo:
+    """Limits that a good request keeps, seconds; None is no limit."""
+
+    ttft_s: float | None = None
+    ttfo_s: float | None = None
+    tpot_s: float | None = None
+    e2e_s: float | None = None
+
+    def limits(self) -> dict[str, float]:
+        return {name: limit for name in ("ttft_s", "ttfo_s", "tpot_s", "e2e_s") if (limit := getattr(self, name)) is not None}
+
+    def met(self, latency: Mapping[str, float]) -> bool:
+        """Whether every limit is kept. TPOT of a reply that came in one chunk is nan and breaks no limit; any other nan does."""
+        for name, limit in self.limits().items():
+            value = latency[name]
+            if math.isnan(value) and name == "tpot_s":
+                continue
+            if not value <= limit:
+                return False
+        return True
+
+
+def goodput(met: Sequence[bool], window_s: float) -> dict[str, float]:
+    """Share of ALL requests (failed ones are not good) that met the SLOs, its Wilson interval, and good requests per second."""
+    good = sum(met)
+    low, high = wilson_interval(good, len(met))
+    return {"share": good / len(met), "low": low, "high": high, "requests_s": good / window_s}
 
 
 def break_even_accept_len(round_s: float, decode_step_s: float) -> float:

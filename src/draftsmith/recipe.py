@@ -94,6 +94,9 @@ def explain(error: ValidationError) -> str:
             lines.append(f"unknown key {where!r}")
         elif problem["type"] == "missing":
             lines.append(f"{where} is missing")
+        elif problem["type"] == "value_error":  # our own sentence, which names what was found
+            said = problem["msg"].removeprefix("Value error, ")
+            lines.append(f"{where}: {said}" if where else said)
         else:
             lines.append(f"{where}: {problem['msg']} (found {problem['input']!r})")
     return "; ".join(lines)

@@ -34,15 +34,15 @@ State = Literal["finished", "half done", "to do"]
 
 
 @contextmanager
-def locked(run: Path) -> Iterator[None]:
-    """Hold the run folder for this process alone. The lock goes with the process, however that ends.
+def locked(run: Path, option: str = "--run-folder") -> Iterator[None]:
+    """Hold the run folder for this process alone. The lock goes with the process, however that ends. option: what chooses another.
 
     Raises EnvironmentFailed when another command works there, or when the folder cannot be made.
     """
     try:
         run.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise EnvironmentFailed(f"cannot make the run folder {run}: {error.strerror}", hint="choose another with --run-folder") from error
+        raise EnvironmentFailed(f"cannot make the run folder {run}: {error.strerror}", hint=f"choose another with {option}") from error
     with (run / ".lock").open("a+") as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # of the process, not inherited by engines that it starts
@@ -52,7 +52,7 @@ def locked(run: Path) -> Iterator[None]:
             file.seek(0)
             raise EnvironmentFailed(
                 f"another draftsmith command (process {file.read().strip()}) works in {run}",
-                hint="wait for it, stop it, or choose another folder with --run-folder",
+                hint=f"wait for it, stop it, or choose another folder with {option}",
             ) from None
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
@@ -61,17 +61,17 @@ def locked(run: Path) -> Iterator[None]:
 
 
 @contextmanager
-def disk_errors_said_plainly(place: Path) -> Iterator[None]:
+def disk_errors_said_plainly(place: Path, option: str = "--run-folder") -> Iterator[None]:
     """Turn what a full or forbidden disk makes of Python, torch and safetensors into EnvironmentFailed; let everything else pass."""
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
-        if (told := user_error(error, place)) is None:
+        if (told := user_error(error, place, option)) is None:
             raise
         raise told from error
 
 
-def user_error(error: Exception, place: Path) -> DraftsmithError | None:
+def user_error(error: Exception, place: Path, option: str) -> DraftsmithError | None:
     """What to tell the user when the disk is the reason; None when the error is something else."""
     number = error.errno if isinstance(error, OSError) else None
     if number in FULL or any(sign in str(error) for sign in SIGNS_OF_FULL):
@@ -79,7 +79,7 @@ def user_error(error: Exception, place: Path) -> DraftsmithError | None:
         found = f"the disk is full: {error} ({free:.0f} MiB free in {place})"
         return EnvironmentFailed(found, hint="free some space and run the same command to go on")
     if number in FORBIDDEN:
-        return EnvironmentFailed(f"no permission: {error}", hint="choose another folder with --run-folder, or change its owner")
+        return EnvironmentFailed(f"no permission: {error}", hint=f"choose another folder with {option}, or change its owner")
     return None
 
 

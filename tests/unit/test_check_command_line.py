@@ -137,3 +137,16 @@ def test_what_is_no_launch(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_command([text] if text.strip() else [])
     assert caught.value.hint
+
+
+def test_a_shell_around_the_command() -> None:
+    inner = 'vllm serve T --speculative-config "{\\"method\\": \\"eagle3\\"}" --port 1'
+    for around in ("bash -c '{}'", "docker run vllm/vllm-openai:v0.27.1 /bin/bash -lc '{}'", "FOO=1 sh -c '{}' &"):
+        pasted = parse_command([around.format(inner)])
+        assert (pasted.family, pasted.flags["model"], pasted.flags["port"]) == ("vllm", "T", "1"), around
+        assert pasted.flags["speculative-config"] == '{"method": "eagle3"}'
+
+
+def test_an_image_with_the_engine_as_entry_point() -> None:
+    pasted = parse_command(["docker run --entrypoint vllm vllm/vllm-openai:v0.27.1 serve T --port 1"])
+    assert pasted.flags == {"model": "T", "port": "1"} and pasted.version == "0.27.1" and pasted.unread == ()

@@ -25,7 +25,7 @@ AUTO = Triple(5, 4, 8)
         ((3, None, None), None, [("DS411", "error")]),
         ((3, None, 4), None, [("DS411", "error")]),
         ((3, 4, None), Triple(3, 4, None), [("DS411", "error")]),
-        ((0, 1, 1), None, [("DS411", "error")]),
+        ((0, 1, 1), Triple(0, 1, 1), [("DS411", "error")]),
         ((2, 2, 7), Triple(2, 2, 7), []),
         ((2, 2, 8), Triple(2, 2, 8), [("DS413", "error")]),
         ((2, 2, 1), Triple(2, 2, 1), [("DS413", "error")]),

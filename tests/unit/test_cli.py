@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import fake_stages
-from draftsmith import cli, flow, serving
+from draftsmith import cli, flow
 from draftsmith.errors import UsageError
 from draftsmith.stages import STAGES
 from fake_stages import Broken
@@ -28,7 +28,7 @@ COMMANDS = [
     "engine remove",
     "target fetch",
     "target list",
-    *serving.COMMANDS,
+    *cli.AROUND,
 ]
 
 

@@ -17,7 +17,7 @@ import fake_stages
 from draftsmith import flow
 from draftsmith.errors import EnvironmentFailed, UsageError
 from draftsmith.job import Job, Talk
-from draftsmith.keys import DEPENDS, PARTS, SMALL_FILE_BYTES, stage_config, target_identity
+from draftsmith.keys import DEPENDS, PARTS, stage_config
 from draftsmith.manifest import Manifest
 from draftsmith.recipe import Recipe, load_recipe
 from draftsmith.runfolder import TIMES, exchange, recover, worked_s, working
@@ -296,18 +296,3 @@ def test_every_part_of_the_job_is_in_some_key_and_the_table_is_whole(road: Road)
     ):
         changed, other = road.open(override)
         assert stage_config("bench", changed.bench, other) != base, override
-
-
-def test_the_target_counts_by_content_not_by_place(tmp_path: Path) -> None:
-    weights = bytearray(SMALL_FILE_BYTES + 1000)
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text("{}")
-        (tmp_path / name / "model.safetensors").write_bytes(weights)
-    assert target_identity(tmp_path / "one") == target_identity(tmp_path / "two")
-    for place in (0, len(weights) // 63 - 100, len(weights) - 1):
-        weights[place] ^= 1
-        (tmp_path / "two" / "model.safetensors").write_bytes(weights)
-        target_identity.cache_clear()
-        assert target_identity(tmp_path / "one") != target_identity(tmp_path / "two"), place
-        weights[place] ^= 1

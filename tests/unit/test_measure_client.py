@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from draftsmith.measure.client import Answer, Reply, Request, run_closed_loop
+from draftsmith.measure.client import Reply, Request, run_closed_loop
+from draftsmith.measure.messages import Answer, Piece
 from mock_server import Behaviour, MockServer
 
 
@@ -125,5 +126,15 @@ def test_what_on_reply_raises_ends_the_loop() -> None:
 def test_chunks_read_in_one_piece_belong_to_the_first() -> None:
     answer = Answer(sent_s=0.0)
     for tokens, now_s in ((1, 1.0), (3, 1.0), (4, 1.5), (4, 2.0)):
-        answer.take({"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": tokens}}, now_s)
-    assert (answer.first_s, answer.last_s, answer.first_chunk_tokens, answer.num_chunks) == (1.0, 1.5, 3, 3)
+        answer.add(Piece(tokens), now_s)
+    reply = answer.reply(make(1)[0])
+    assert (reply.first_s, reply.last_s, reply.first_chunk_tokens, reply.num_chunks) == (1.0, 1.5, 3, 3)
+    assert reply.arrivals == ((1.0, 1), (1.0, 3), (1.5, 4))
+
+
+def test_a_connection_is_used_again_and_each_answer_is_its_own() -> None:
+    """The end of one answer must not end the next on the same connection, however long that takes."""
+    with MockServer(Behaviour(step_s=0.05)) as server:
+        replies = run_closed_loop(server.url, "target", make(3, tokens=16), 1)
+        assert server.connections == 1
+    assert [(reply.ok, reply.completion_tokens, reply.error) for reply in replies] == [(True, 16, "")] * 3

@@ -6,12 +6,12 @@ import json
 import re
 import shutil
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from report_pages import Page, check_page
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -28,46 +28,6 @@ FIXTURE = Path(__file__).parent / "report_fixture"
 WORDS = ["[UNK]", "user:", "why", "blue", "because", "<script>alert(1)</script>", "scattering"]
 HOSTILE = "<script>alert('x')</script> | `rm` \"& $x^2$ <img src=https://example.invalid/x.png>"
 BAD = {"launch": 2, "arm": "speculative", "reason": "accept_len is exactly 1.00"}
-VOID = {"meta", "br", "img", "link", "hr", "input"}
-
-
-class Page(HTMLParser):
-    """Collects tags, ids, outside references; checks that every element is closed in order."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.ids: list[str] = []
-        self.references: list[str] = []
-        self.text: list[str] = []
-        self.feed(text)
-        self.close()
-        assert not self.open, f"never closed: {self.open}"
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.note(attrs)
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.note(attrs)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-3:]} at {self.getpos()}"
-        self.open.pop()
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
-
-    def note(self, attrs: list[tuple[str, str | None]]) -> None:
-        for name, value in attrs:
-            if name == "id":
-                self.ids.append(value or "")
-            if name in ("src", "href", "xlink:href", "srcset", "action", "data"):
-                self.references.append(value or "")
 
 
 @pytest.fixture
@@ -116,14 +76,8 @@ def test_says_the_verdict_first(job: Job) -> None:
 
 
 def test_html_is_whole_and_stands_alone(job: Job) -> None:
-    html, _, _ = made(job)
-    page = Page(html)
-    assert page.references and all(reference.startswith("#") for reference in page.references)
-    assert not re.search(r"url\((?!#)|@import", html)
-    assert len(page.ids) == len(set(page.ids))
-    assert {reference[1:] for reference in page.references} <= set(page.ids)
-    assert page.tags.count("svg") == 7 and page.tags.count("script") == 0
-    assert html.count('role="img" aria-label="') == 7
+    page = check_page(made(job)[0])
+    assert page.references and page.tags.count("svg") == 9
 
 
 def test_figures_follow_the_page(job: Job) -> None:
@@ -158,7 +112,7 @@ def test_prediction_of_the_cost_model(job: Job) -> None:
     replayed = content["verify"]["replay"]["predicted"]["accept_len"]
     rows = content["predicted_beside_measured"]
     told = {row["quantity"]: row["predicted"] for row in rows if "replay's" in row["source"]}
-    assert told == {f"speed-up, C = {c}": pytest.approx(replayed / needed[c]) for c in (1, 8)}
+    assert told == {f"speed-up, C={c}": pytest.approx(replayed / needed[c]) for c in (1, 8)}
     assert [row["predicted"] for row in rows if "bench's" in row["source"]] == [9.5, 9.5]
 
 
@@ -189,7 +143,7 @@ def test_absent_counters_are_not_zero(job: Job) -> None:
     html, short, content = made(job)
     assert all(cell["acceptance"] is None for cell in content["verdict"]["cells"])
     assert [row["kind"] for row in content["acceptance"]] == ["training", "predicted", "served"]
-    assert '<dt>accept_len</dt><dd><span class="absent">absent</span></dd>' in html and "| absent |" in short
+    assert '<dt>accept_len</dt><dd><span class="absent">absent</span> <small>needs' in html and "| absent |" in short
     assert "NaN" not in (job.folder("report") / "report.json").read_text()
 
 
@@ -210,7 +164,7 @@ def test_too_few_valid_launches(job: Job) -> None:
     Page(html)
     assert content["verdict"]["cells"][0]["speedup"] is None
     assert 'class="unsure"' in html and "too few valid launches" in html
-    assert re.search(r"\| 1 \| 31\.\d \| absent \| absent \| absent \| absent \| absent \| 1\.50 \| inconclusive \|", short)
+    assert re.search(r"\| C=1 \| 31\.\d \| absent \| absent \| absent \| absent \| absent \| 1\.28 \| inconclusive \|", short)
 
 
 def test_text_from_outside_stays_text(job: Job) -> None:
@@ -253,7 +207,7 @@ def test_json_is_the_report(job: Job) -> None:
     from draftsmith.report.render import html, markdown
 
     page, short, content = made(job)
-    assert content["schema"] == 1
+    assert content["schema"] == 2
     assert html(content) == page and markdown(content) == short, "report.json holds everything that the report shows"
 
 

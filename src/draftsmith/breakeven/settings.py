@@ -17,6 +17,7 @@ class BreakevenSettings(Settings):
     replicates: int = Field(default=1, ge=1, description="launches of each kind; from two on in turned order, and launch noise is seen")
     canary_tokens: int = Field(default=16, ge=2, description="length of the fixed single request that every launch answers")
     start_together: bool = Field(default=False, description="start all launches of a replicate side by side; one at a time is measured")
+    min_speedup: float = Field(default=1.0, gt=0, description="advises against training when not even full acceptance reaches it")
     seed: int = 0
 
     @model_validator(mode="after")

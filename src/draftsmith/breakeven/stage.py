@@ -1,15 +1,20 @@
 """breakeven: what accept_len would pay here, at each concurrency and depth? Measured before anything is trained.
 
-One baseline launch and one launch per depth with a random-weight drafter of the recipe's shape; see `summary.py` for the figures.
+One baseline launch and one launch per depth with a random-weight drafter of the recipe's shape; see `summary.py` for the figures, or
+for SGLang `lockstep.py`, which forces acceptance and reads the rounds from each reply.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+from draftsmith.breakeven import lockstep
+from draftsmith.breakeven.lockstep import Models
+from draftsmith.breakeven.page import write_page
 from draftsmith.breakeven.settings import BreakevenSettings
 from draftsmith.breakeven.summary import summarise
 from draftsmith.engines.registry import engine_for
@@ -57,7 +62,7 @@ def measure(settings: BreakevenSettings, job: Job, start: Starter, model: str, p
     folder = job.folder(NAME)
     launches = plan_launches(settings, job, folder / DRAFTER)
     run_launches(folder, launches, plan_workload(settings, prompts), start, model, job.talk, settings.start_together)
-    summary = summarise(folder, settings.depths, settings.concurrency)
+    summary = summarise(folder, settings.depths, settings.concurrency, settings.min_speedup)
     atomic_write_json(folder / "summary.json", summary)
     return summary
 
@@ -67,8 +72,13 @@ def run(settings: BreakevenSettings, job: Job) -> dict[str, Any]:
     folder = job.folder(NAME)
     engine, python = engine_for(job.engine)
     write_drafter(job, folder / DRAFTER, settings.seed)
-    prompts = builtin_prompts(job.target, job.trust_remote_code)
-    summary = measure(settings, job, engine_starter(engine, python, folder, job), engine.served_model, prompts)
+    models = Models(job.target, dict.fromkeys(settings.depths, folder / DRAFTER), job.drafter.algorithm)
+    if engine.name == "sglang":
+        summary = lockstep.measure(settings, job, models, engine, python, folder)
+    else:
+        prompts = builtin_prompts(job.target, job.trust_remote_code)
+        summary = measure(settings, job, engine_starter(engine, python, folder, job), engine.served_model, prompts)
+        write_page(folder, summary, replace(lockstep.subject(job, models, settings), forced=False))
     shutil.rmtree(folder / DRAFTER)
     for entry in cast(list[dict[str, Any]], summary["break_even"]):
         job.talk.say(entry["pays_if"])

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from draftsmith.breakeven.depths import needed_share, worth_training
 from draftsmith.errors import InvalidMeasurement
 from draftsmith.manifest import read_jsonl
 from draftsmith.measure.client import Reply
@@ -75,21 +76,23 @@ def measured_times(folder: Path, launches: Sequence[Row], depth: int, concurrenc
     return over_launches(cells)
 
 
-def pays_if(concurrency: int, depth: int, needed: float) -> str:
-    """The break-even in words."""
-    where = f"at concurrency {concurrency} with {depth} draft{'s' if depth > 1 else ''} per round"
+def pays_if(concurrency: int, depth: int, needed: float, how: str = "") -> str:
+    """The break-even in words. how: what drafts, where the depth alone does not say it."""
+    drafts = f"{depth} draft{'s' if depth > 1 else ''} per round"
+    where = f"at concurrency {concurrency} with {how or drafts}"
     if needed >= depth + 1:
         return f"{where}: cannot pay; {needed:.2f} tokens per round would be needed and {depth + 1} is the most there can be"
     return f"{where}: pays if accept_len is above {needed:.2f} (of {depth + 1} at most)"
 
 
-def advice_for(entries: Sequence[dict[str, Any]]) -> str:
-    """What to do when no drafter could pay; empty when one could somewhere."""
-    if any(entry["accept_len"] < entry["ceiling"] for entry in entries):
+def advice_for(entries: Sequence[dict[str, Any]], min_speedup: float = 1.0) -> str:
+    """What to do when no drafter could reach the speed-up that is asked for; empty when one could somewhere."""
+    if any(entry["ceiling"] / entry["accept_len"] > min_speedup for entry in entries):
         return ""
     best = max(entries, key=lambda entry: entry["ceiling"] / entry["accept_len"])
+    what = "pay here" if min_speedup <= 1 else f"reach the {min_speedup:.2f}x that is asked for"
     return (
-        f"no drafter of this shape can pay here: even with every draft accepted the best speed-up is "
+        f"no drafter of this shape can {what}: even with every draft accepted the best speed-up is "
         f"{best['ceiling'] / best['accept_len']:.2f}x (concurrency {best['concurrency']}, depth {best['depth']}). "
         "Try a smaller drafter, a lower concurrency, or a target and engine whose verify step costs less; do not train."
     )
@@ -108,7 +111,7 @@ def implausible(concurrency: int, step: dict[str, Any], rounds: dict[int, dict[s
     return found
 
 
-def summarise(folder: Path, depths: Sequence[int], concurrency: Sequence[int]) -> dict[str, Any]:
+def summarise(folder: Path, depths: Sequence[int], concurrency: Sequence[int], min_speedup: float = 1.0) -> dict[str, Any]:
     """The content of summary.json. Raises InvalidMeasurement when a figure has no valid launch."""
     launches = read_jsonl(folder / LAUNCHES)
     step = {c: measured_times(folder, launches, 0, c) for c in concurrency}
@@ -128,6 +131,7 @@ def summarise(folder: Path, depths: Sequence[int], concurrency: Sequence[int]) -
                     "accept_len_low": min(inside.low, needed),  # arithmetic and geometric means differ in the last digits
                     "accept_len_high": max(inside.high, needed),
                     "ceiling": d + 1,
+                    "needed_share": needed_share(needed, d),
                     "pays_if": pays_if(c, d, needed),
                 }
             )
@@ -137,7 +141,8 @@ def summarise(folder: Path, depths: Sequence[int], concurrency: Sequence[int]) -
         "decode_step_s": {str(c): value for c, value in step.items()},
         "round_s": {str(d): {str(c): value for c, value in by.items()} for d, by in rounds.items()},
         "break_even": entries,
-        "advice": advice_for(entries),
+        "depth_worth_training": worth_training(entries),
+        "advice": advice_for(entries, min_speedup),
         "findings": [text for c in concurrency for text in implausible(c, step[c], {d: rounds[d][c] for d in depths})],
         "source": SOURCE,
         "note": "one launch of each kind: noise between launches is not in the intervals" if len(launches) == 1 + len(depths) else "",

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from draftsmith.check.inputs import Asked, make_subject
+from draftsmith.check.pins import broken_pins
 from draftsmith.check.rules import by_severity, check_subject
 from draftsmith.check.show import document, text
 from draftsmith.check.subject import Subject
 from draftsmith.check.weights import INDEX, weight_findings
-from draftsmith.errors import CheckFailed, UsageError
+from draftsmith.errors import CheckFailed, EnvironmentFailed, UsageError
 from draftsmith.findings import Finding, errors
 
 __all__ = ["Asked", "check_launch"]
@@ -26,9 +27,21 @@ def check_launch(asked: Asked, words: Sequence[str]) -> tuple[dict[str, Any], st
         )
     subject, noticed = make_subject(asked, words)
     resolution = check_subject(subject)
-    resolution = dataclasses.replace(resolution, findings=by_severity([*noticed, *target_findings(subject), *resolution.findings]))
+    around = [*noticed, *target_findings(subject), *installed_pins(subject)]
+    resolution = dataclasses.replace(resolution, findings=by_severity([*around, *resolution.findings]))
     failed = bool(errors(resolution.findings))
     return document(subject, resolution), text(subject, resolution), CheckFailed.exit_code if failed else 0
+
+
+def installed_pins(subject: Subject) -> list[Finding]:
+    """Broken requirements of that engine's own environment, when it was added here."""
+    from draftsmith.engines import environments  # needed by this rule only
+
+    try:
+        python = environments.python_of(f"{subject.engine}=={subject.version}")
+    except EnvironmentFailed:
+        return []
+    return broken_pins(python, subject.family)
 
 
 def target_findings(subject: Subject) -> list[Finding]:

@@ -62,6 +62,7 @@ def parse_command(words: Sequence[str]) -> Pasted:
         raise UsageError(
             "no launch command after --", hint="draftsmith check --engine sglang==0.5.17 -- python -m sglang.launch_server ..."
         )
+    words = unwrapped(words)
     env: dict[str, str] = {}
     position, family, version = entry_point(words)
     for word in words[:position]:
@@ -88,6 +89,14 @@ def tokens(text: str) -> list[str]:
         return list(lexer)
     except ValueError as error:
         raise UsageError(f"the pasted command cannot be split: {error}", hint="a quote is open; check the JSON in the command") from None
+
+
+def unwrapped(words: Sequence[str]) -> list[str]:
+    """`bash -c "COMMAND"`: the command in the place of the shell's words."""
+    for index in range(len(words) - 2):
+        if words[index].rsplit("/", 1)[-1] in ("bash", "sh", "zsh") and re.fullmatch(r"-\w*c", words[index + 1]):
+            return [*words[:index], *tokens(words[index + 2])]
+    return list(words)
 
 
 def up_to_the_end(words: Sequence[str]) -> list[str]:
@@ -140,7 +149,8 @@ def entry_point(words: Sequence[str]) -> tuple[int, Family | None, str | None]:
         if name in ("sglang", "vllm", "sglang.cli.main", "vllm.entrypoints.cli.main") and following == "serve":
             return index + 2, "vllm" if name.startswith("vllm") else "sglang", version
     if image:
-        return image[0] + 1, image[1], version
+        following = words[image[0] + 1 : image[0] + 2]  # `--entrypoint vllm IMAGE serve ...`
+        return image[0] + 1 + (following == ["serve"]), image[1], version
     first = next((index for index, word in enumerate(words) if word.startswith("--")), len(words))
     docker = words[0] in ("docker", "podman", "nerdctl")
     if docker or (first == len(words) and not any(ASSIGNMENT.match(word) for word in words)):
@@ -217,6 +227,8 @@ def grouped(words: Sequence[str], family: Family | None) -> Iterator[tuple[str |
 
 def flag_of(word: str, family: Family | None) -> tuple[str | None, bool, str]:
     """(name, is there a value behind =, that value) of a flag word; the name is None when it is no flag (-1 is a number)."""
+    if len(word) > 1 and word[0] in DASHES:
+        word = f"--{word.lstrip(DASHES + '-')}"  # said by the checks; read as it is meant
     if not word.startswith("-") or word in ("-", "--") or re.fullmatch(r"-\d[\d.e-]*", word):
         return None, False, ""
     name, equals, value = word.partition("=")

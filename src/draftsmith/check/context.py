@@ -12,7 +12,8 @@ from typing import Any
 
 from packaging.version import Version
 
-from draftsmith.check.head import Head, flag, head_of, speculative_config
+from draftsmith.check.head import Head, flag, head_of, keys_table, speculative_config
+from draftsmith.check.raises import raised
 from draftsmith.check.subject import Subject
 from draftsmith.check.tapping import runner_of
 from draftsmith.findings import Finding
@@ -29,7 +30,7 @@ def context_findings(subject: Subject) -> list[Finding]:
     """Everything about the drafter that only shows against the target and the served length."""
     head = head_of(subject)
     if head is None:
-        return []
+        return published_findings(subject)
     return [
         *length_findings(subject, head),
         *rope_findings(head),
@@ -92,15 +93,36 @@ def length_findings(subject: Subject, head: Head) -> list[Finding]:
     evidence = f"served are {length} tokens of context ({where}), the drafter has {own} positions"
     within = f"--context-length {own}" if subject.family == "sglang" else f"--max-model-len {own}"
     if subject.family == "sglang" and not allowed(subject):
-        consequence = f"SGLang builds the drafter with {length} positions and stops with a ValueError"
+        consequence = f"SGLang builds the drafter with {length} positions and stops"
+        raises = raised("sglang", None, "context", whose="Target model's", asked=length, limit=own)
         fix = f"add {within}, or set {OVERRIDE}=1 and accept fewer accepted tokens past {own}"
-        return [Finding("DS360", "error", evidence, consequence, fix)]
+        return [Finding("DS360", "error", evidence, consequence, fix, raises)]
     if subject.context_length is not None and subject.context_length <= own:
         return []  # planned requests stay inside what the drafter knows
     consequence = f"acceptance falls towards 1 past {own} tokens: the drafter was made for no longer positions"
     if subject.family == "vllm" and subject.version < VLLM_STRETCHES_SINCE:
         consequence += f", and vLLM {subject.version} reads its rope table past the end"
     return [Finding("DS360", "warning", evidence, consequence, f"keep requests below {own} tokens ({within}), or train on longer ones")]
+
+
+def published_findings(subject: Subject) -> list[Finding]:
+    """A drafter that is not here, by what was published about it under its name."""
+    path = flag(subject, "speculative-draft-model-path") if subject.family == "sglang" else speculative_config(subject).get("model")
+    row = keys_table()["published"].get(PurePath(str(path)).name)
+    served = served_length(subject)
+    if subject.drafter or row is None or served is None or served[0] <= row["positions"]:
+        return []
+    length, where = served
+    evidence = f"served are {length} tokens of context ({where}), {path} is known to have {row['positions']} positions ({row['source']})"
+    within = f"--context-length {row['positions']}" if subject.family == "sglang" else f"--max-model-len {row['positions']}"
+    stops = subject.family == "sglang" and not allowed(subject)
+    why = (
+        f"SGLang builds the drafter with {length} positions and stops"
+        if stops
+        else f"requests past {row['positions']} tokens fail, or accept little"
+    )
+    raises = raised("sglang", None, "context", whose="Target model's", asked=length, limit=row["positions"]) if stops else ""
+    return [Finding("DS360", "warning", evidence, why, f"{within}; give --drafter to be sure", raises)]
 
 
 def rope_findings(head: Head) -> list[Finding]:
@@ -154,7 +176,8 @@ def token_findings(subject: Subject, head: Head) -> list[Finding]:
         evidence = f"the drafter's vocab_size is {own}, the target's {target}"
         consequence = "embedding and head do not fit the target's token ids" if full else "the draft map is made for another vocabulary"
         fix = "use the drafter with its own target, or correct vocab_size when only padding differs"
-        findings.append(Finding("DS363", "error" if full else "warning", evidence, consequence, fix))
+        other = full or abs(target - own) > target // 8  # more than padding
+        findings.append(Finding("DS363", "error" if other else "warning", evidence, consequence, fix))
     if target and drafted and drafted > target:
         evidence = f"draft_vocab_size {drafted} is larger than the target's vocabulary {target}"
         findings.append(Finding("DS363", "error", evidence, "some drafts are no tokens", "correct draft_vocab_size"))
@@ -183,6 +206,7 @@ def size_findings(subject: Subject, head: Head) -> list[Finding]:
         evidence = f"{heads} heads, {kv_heads} key-value heads, head size {size:g} over a width of {hidden}"
         fix = "correct num_attention_heads, num_key_value_heads or head_dim in the drafter's config.json"
         findings.append(Finding("DS365", "error", evidence, "grouped rotary attention needs whole groups and an even head size", fix))
+    findings += head_dim_findings(subject, config, hidden, heads)
     shards = tensor_parallel(subject)
     if shards > 1 and (heads % shards or (kv_heads % shards and shards % kv_heads)):
         evidence = f"the drafter's {heads} heads and {kv_heads} key-value heads do not divide over {shards} GPUs"
@@ -191,6 +215,20 @@ def size_findings(subject: Subject, head: Head) -> list[Finding]:
             fix += ", or draft_tensor_parallel_size: 1"
         findings.append(Finding("DS365", "error", evidence, "the engine stops with an assertion while it builds the drafter", fix))
     return findings
+
+
+def head_dim_findings(subject: Subject, config: Mapping[str, Any], hidden: int, heads: int) -> list[Finding]:
+    """No head_dim, beside a target whose heads are not hidden_size / num_attention_heads wide. (With weights the ledger tells.)"""
+    target = text_part(subject.target)
+    same = (target.get("hidden_size"), target.get("num_attention_heads")) == (hidden, heads)
+    size = target.get("head_dim")
+    if subject.drafter_folder is not None or config.get("head_dim") or not same or size in (None, hidden // heads):
+        return []
+    evidence = (
+        f"the drafter's config has no head_dim: the engine takes {hidden} / {heads} = {hidden // heads}, the target's head_dim is {size}"
+    )
+    why = f"weights made with heads of {size} do not fit: the engine stops while it loads them (speculators#149, #134)"
+    return [Finding("DS365", "warning", evidence, why, f"write head_dim: {size} when its q_proj has {heads * size} rows")]
 
 
 def tensor_parallel(subject: Subject) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 from packaging.version import Version
 
 from draftsmith.check.args import Args, switched
+from draftsmith.check.raises import raised
 from draftsmith.check.since import table
 from draftsmith.check.subject import Subject
 from draftsmith.findings import Finding
@@ -149,7 +150,8 @@ def context_findings(subject: Subject) -> list[Finding]:
         findings.append(Finding("DS405", "error", evidence, "positions past the limit were never trained", f"plan for at most {limit}"))
     if limit is not None and served is not None and served > limit and not allowed:
         evidence = f"{flag} is {served}, the target's max_position_embeddings {limit}"
-        findings.append(Finding("DS406", "error", evidence, "the engine refuses to start", f"set --{flag} to at most {limit}"))
+        raises = raised(subject.family, None, "context", whose="User-specified", asked=served, limit=limit)
+        findings.append(Finding("DS406", "error", evidence, "the engine refuses to start", f"set --{flag} to at most {limit}", raises))
     if served is not None and planned is not None and 0 < served < planned:
         evidence = f"{flag} is {served}, planned are contexts of {planned}"
         fix = f"raise --{flag}, or plan for shorter contexts"

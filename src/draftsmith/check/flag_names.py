@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from packaging.version import Version
 
 from draftsmith.check.args import whole
 from draftsmith.check.command_line import unexpanded
+from draftsmith.check.raises import raised
 from draftsmith.check.since import table
 from draftsmith.check.subject import Family, Subject
 from draftsmith.findings import Finding
@@ -25,6 +27,8 @@ FOLDER = Path(__file__).with_name("flag_tables")
 ALWAYS = ("help", "config", "version")  # of every parser
 BY_HAND = {"vllm": ("model", "api-server-count", "headless", "grpc", "uds"), "sglang": ()}  # added outside the source that the table reads
 OTHER = {"vllm": "SGLang", "sglang": "vLLM"}
+TAKES_VALUE = re.compile(r"^(max|num)-|-(size|config)$")  # vLLM's table does not tell its optional switches from flags with a value
+UNPLACED = raised("both", None, "unrecognized", words="{words}")
 
 
 @cache
@@ -60,15 +64,20 @@ def canonical(subject: Subject) -> tuple[Subject, list[Finding]]:
     names = table(subject.family)["aliases"]
     flags: dict[str, FlagValue] = {}
     findings: list[Finding] = []
+    unplaced: list[str] = []  # words that the parser cannot place: it names them all in one error
     for written, value in subject.flags.items():
         name, said = one_name(subject.family, subject.version, written)
         findings += said
+        if UNPLACED in [finding.raises for finding in said]:
+            unplaced += [f"--{written}", *([] if value is True or value is None else [str(value)])]
         if name is None:
             continue
         negated = name.startswith("no-") and name[3:] in flags_of(subject.family, subject.version)
         name, value = (name[3:], False) if negated else (name, value)
         findings += value_findings(subject, name, value)
         flags[names.get(name, name)] = value
+    all_of_them = UNPLACED.format(words=" ".join(unplaced))
+    findings = [dataclasses.replace(finding, raises=all_of_them) if finding.raises == UNPLACED else finding for finding in findings]
     return dataclasses.replace(subject, flags=flags), findings
 
 
@@ -112,7 +121,8 @@ def ambiguous(family: Family, version: Version, written: str, begun: dict[str, s
     listed = ", ".join(shown[:4]) + (f" and {len(shown) - 4} more" if len(shown) > 4 else "")
     renamed = table(family)["renamed"].get(written, ("", ""))[1]
     meant = next((name for name in (renamed, "speculative-draft-model-path") if name in begun), min(begun, key=len))
-    return Finding("DS432", "error", f"--{written} could be {listed}", f"{family} {version} stops: ambiguous option", f"write --{meant}")
+    raises = raised("both", None, "ambiguous", name=written)
+    return Finding("DS432", "error", f"--{written} could be {listed}", f"{family} {version} stops", f"write --{meant}", raises)
 
 
 def deprecated(family: Family, version: Version, word: str) -> list[Finding]:
@@ -128,44 +138,66 @@ def unknown(family: Family, version: Version, written: str, close: str | None) -
     """A flag that this version does not have: renamed or removed, too new, of the other engine, misspelt (`close` is meant)."""
     rules, word = table(family), written.replace("_", "-")
     spans = content(family)["options"].get(f"--{word}", [])
-    stops = f"{family} {version} stops: unrecognized arguments"
+    stops = f"{family} {version} stops while it parses its arguments"
     if "_" in written and word == close:
-        return Finding("DS430", "error", f"--{written} has underscores", stops, f"write --{word}")
+        return Finding("DS430", "error", f"--{written} has underscores", stops, f"write --{word}", UNPLACED)
     if word in rules["renamed"] and version >= Version(rules["renamed"][word][0]):
         gone, instead = rules["renamed"][word]
         fix = "remove it" + instead.removeprefix("nothing") if instead.startswith("nothing") else f"write --{instead}"
-        return Finding("DS431", "error", f"--{written} is gone since {family} {gone}", stops, fix)
+        return Finding("DS431", "error", f"--{written} is gone since {family} {gone}", stops, fix, UNPLACED)
     if word in rules["elsewhere"]:
         instead = rules["elsewhere"][word]
         fix = "remove it: " + instead.removeprefix("nothing: ") if instead.startswith("nothing") else f"write --{instead}"
-        return Finding("DS430", "error", f"--{written} is a flag of {OTHER[family]}, not of {family}", stops, fix)
+        return Finding("DS430", "error", f"--{written} is a flag of {OTHER[family]}, not of {family}", stops, fix, UNPLACED)
     if spans and version < Version(spans[0]["since"]):
         first = spans[0]["since"]
-        return Finding("DS430", "error", f"--{written} came with {family} {first}", stops, f"{family} {first} or newer, or remove it")
+        fix = f"{family} {first} or newer, or remove it"
+        return Finding("DS430", "error", f"--{written} came with {family} {first}", stops, fix, UNPLACED)
     if spans:
         evidence = f"--{written} is gone: {family} {spans[-1]['until']} was the last release read that has it"
-        return Finding("DS431", "error", evidence, stops, "remove it")
-    return Finding("DS430", "error", f"unknown flag --{written}", stops, f"did you mean --{close}?" if close else "remove it")
+        return Finding("DS431", "error", evidence, stops, "remove it", UNPLACED)
+    return Finding("DS430", "error", f"unknown flag --{written}", stops, f"did you mean --{close}?" if close else "remove it", UNPLACED)
 
 
 # --- values ----------------------------------------------------------------------------------------------------------
 
 
 def value_findings(subject: Subject, name: str, value: FlagValue) -> list[Finding]:
-    """A value of the wrong kind, where the table says the kind. Only SGLang's table does."""
+    """A value of the wrong kind, where the table says the kind. vLLM's says little, and its numbers may be words (auto)."""
     row = flags_of(subject.family, subject.version).get(name, {})
-    if unexpanded(value) or not row or subject.family == "vllm":
+    if unexpanded(value) or not row:
         return []
+    said = wrong_value(name, value, row) if subject.family == "sglang" else no_number(name, value, row)
+    if value is True and "value" not in row and (subject.family == "sglang" or TAKES_VALUE.search(name)):
+        said = "it takes a value", f"--{name} VALUE", "no_value"
+    if said is None:
+        return []
+    evidence, fix, why = said
+    raises = raised(subject.family, None, why, names=spellings(subject.family, subject.version, name), value=value)
     stops = f"{subject.family} {subject.version} stops while it parses its arguments"
+    return [Finding("DS435", "error", f"--{name}{'' if value is True else f' {value}'}: {evidence}", stops, fix, raises)]
+
+
+def wrong_value(name: str, value: FlagValue, row: dict[str, Any]) -> tuple[str, str, str] | None:
+    """(what is wrong, what to write, the parser's error) of a value that the row does not take."""
     if row.get("value") is False:
-        evidence = f"--{name} {value}: it is a switch and takes no value"
-        return [Finding("DS435", "error", evidence, stops, f"write --{name} alone, or leave it out")] if isinstance(value, str) else []
-    if row.get("type") == "int" and "value" not in row and value is not None and (isinstance(value, bool) or whole(value) is None):
-        shown = "" if value is True else f" {value}"
-        return [Finding("DS435", "error", f"--{name}{shown}: a whole number is wanted", stops, f"--{name} N")]
+        return ("it is a switch and takes no value", f"write --{name} alone, or leave it out", "switch") if isinstance(value, str) else None
+    if row.get("type") == "int" and "value" not in row and value is not None and whole(value) is None:
+        return "a whole number is wanted", f"--{name} N", "not_int"
     choices = [] if "value" in row or name == "speculative-algorithm" else [str(choice) for choice in row.get("choices") or ()]
     if choices and isinstance(value, str) and value not in choices:
         close = difflib.get_close_matches(value, choices, n=1)
-        fix = f"did you mean {close[0]}?" if close else f"one of {', '.join(choices)}"
-        return [Finding("DS435", "error", f"--{name} {value} is not among its choices", stops, fix)]
-    return []
+        return "not among its choices", f"did you mean {close[0]}?" if close else f"one of {', '.join(choices)}", "no_choice"
+    return None
+
+
+def no_number(name: str, value: FlagValue, row: dict[str, Any]) -> tuple[str, str, str] | None:
+    """vLLM: a word where a whole number is wanted."""
+    word = isinstance(value, str) and whole(value) is None and value.lower() not in ("auto", "none", "")
+    return ("a whole number is wanted", f"--{name} N", "not_int") if word and row.get("type") == "int" else None
+
+
+def spellings(family: Family, version: Version, name: str) -> str:
+    """A flag as the parser names it, with all its names."""
+    others = [option for option, row in flags_of(family, version).items() if row.get("of", "").lstrip("-") == name]
+    return "/".join(f"--{option}" if len(option) > 2 else f"-{option}" for option in (name, *others))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -12,6 +11,7 @@ from typing import Any
 import yaml
 
 from draftsmith.check.subject import Subject
+from draftsmith.check.vllm_config import written_config
 from draftsmith.models.text_config import text_part
 
 # speculators_model_type -> method, and model_type of the layer -> class, as vLLM maps them
@@ -62,17 +62,11 @@ def flag(subject: Subject, *names: str) -> Any:
 
 
 def speculative_config(subject: Subject) -> dict[str, Any]:
-    """vLLM's speculative settings from the JSON flag, its dotted form and its shortcuts; {} when there are none or they are not JSON."""
-    given = flag(subject, "speculative-config", "sc")
+    """vLLM's speculative settings; {} when there are none or they are not JSON (which the rules about flags say)."""
     try:
-        settings = dict(json.loads(given) if isinstance(given, str) else given or {})
-    except (TypeError, ValueError):
-        settings = {}
-    for name, value in subject.flags.items():
-        if name.startswith("speculative-config."):
-            settings[name.split(".", 1)[1].replace("-", "_")] = value
-    shortcuts = {"method": flag(subject, "spec-method"), "model": flag(subject, "spec-model")}
-    return {**settings, **{key: value for key, value in shortcuts.items() if value is not None}}
+        return written_config(subject.flags)
+    except ValueError:
+        return {}
 
 
 def asked_method(subject: Subject) -> str:

@@ -14,9 +14,11 @@ import yaml
 
 from draftsmith.check.args import Args
 from draftsmith.check.command_line import Pasted, parse_command, unexpanded
+from draftsmith.check.raises import raised
 from draftsmith.check.since import LOADER
 from draftsmith.check.subject import Family, Subject
 from draftsmith.check.target import parse_engine
+from draftsmith.check.vllm_config import written_config
 from draftsmith.errors import UsageError
 from draftsmith.findings import Finding
 from draftsmith.settings import FlagValue
@@ -60,6 +62,9 @@ def make_subject(asked: Asked, words: Sequence[str]) -> tuple[Subject, list[Find
     args = Args({key.replace("_", "-"): value for key, value in flags.items()})
     target = explicit(asked.target, "--target") if asked.target else guessed(args.text(*MODEL_FLAGS[family]))
     drafter = explicit(asked.drafter, "--drafter") if asked.drafter else guessed(draft_path(args))
+    own_target = verifier(target.config)
+    if family == "vllm" and own_target and not asked.drafter:  # `vllm serve DRAFTER`
+        target, drafter = guessed(own_target), target
     if asked.drafter and family == "sglang" and not args.has(*DRAFT_FLAGS) and args.has("speculative-algorithm", "speculative-algo"):
         flags = {**flags, DRAFT_FLAGS[0]: asked.drafter}
     devices = pasted.env.get("CUDA_VISIBLE_DEVICES", "")
@@ -170,17 +175,22 @@ def cached(hub_id: str) -> Path | None:
     return next((snapshot for snapshot in snapshots if (snapshot / "config.json").is_file()), None)
 
 
+def verifier(config: Mapping[str, Any]) -> str | None:
+    """The target that a drafter in the speculators format names; None for any other config."""
+    named = ((config.get("speculators_config") or {}).get("verifier") or {}).get("name_or_path")
+    return str(named) if named and config.get("speculators_model_type") else None
+
+
 def draft_path(args: Args) -> str | None:
     """Where the flags say that the drafter is."""
     path = args.text(*DRAFT_FLAGS)
     if path is not None:
         return path
-    value = args.flags.get("speculative-config")
     try:
-        config = json.loads(value) if isinstance(value, str) else value
-    except json.JSONDecodeError:
+        model = written_config(args.flags).get("model")
+    except ValueError:
         return None
-    return config.get("model") if isinstance(config, dict) and isinstance(config.get("model"), str) else None
+    return model if isinstance(model, str) else None
 
 
 def size_bytes(text: str) -> int:
@@ -218,6 +228,7 @@ def paste_findings(pasted: Pasted) -> list[Finding]:
             f"{word!r} begins with a dash that is no hyphen",
             "the engine takes it for a stray word and stops",
             f"write --{word[1:].lstrip('-')}",
+            raised("both", None, "unrecognized", words="..."),
         )
         for word in pasted.odd_dashes
     ]

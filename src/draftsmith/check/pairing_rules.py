@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
+from draftsmith.check.head import keys_table, vllm_name
 from draftsmith.check.pairing import SAID, kind_of
+from draftsmith.check.raises import raised
 from draftsmith.check.subject import Family
 from draftsmith.findings import Finding
 
@@ -27,6 +30,7 @@ VLLM = {
     "draft_model": {"model"},
 }
 RIGHT = {"sglang": SGLANG, "vllm": VLLM}
+HEADS = re.compile("Eagle|DFlash|DSpark")
 FLAG = {"sglang": "--speculative-algorithm", "vllm": "method"}
 SILENT = {  # (family, algorithm, kind): it starts, and this is what comes of it
     (
@@ -54,7 +58,16 @@ def pairing_findings(family: Family, algorithm: str | None, drafter: Mapping[str
     consequence = SILENT.get((family, str(algorithm), kind), otherwise)
     name = next((name for name, kinds in RIGHT[family].items() if kind in kinds), None)
     fix = f"{FLAG[family]} {name}" if name else f"no {family} method takes {SAID[kind]}; use another drafter"
-    return [Finding("DS417", "error", evidence, consequence, fix)]
+    return [Finding("DS417", "error", evidence, consequence, fix, refused(drafter, str(algorithm)) if family == "vllm" else "")]
+
+
+def refused(drafter: Mapping[str, Any] | None, method: str) -> str:
+    """vLLM's error when its registry has neither the drafter's class nor, for a head's class, the name that the method makes of it."""
+    config, classes = drafter or {}, keys_table()["vllm"]
+    name = (config.get("architectures") or [""])[0]
+    if name and name in classes:
+        name = vllm_name(name, method, str(config.get("model_type")))
+    return raised("vllm", None, "architecture", name=name) if name not in classes and HEADS.search(name) else ""
 
 
 def described(drafter: Mapping[str, Any] | None) -> str:

@@ -45,6 +45,12 @@ def pin_findings(site_packages: Path, family: str) -> list[Finding]:
     return findings
 
 
+def broken_pins(python: Path, family: str) -> list[Finding]:
+    """Requirements that the environment of an interpreter breaks; our own environments leave out what is not needed."""
+    sites = sorted(python.parent.parent.glob("lib/python3*/site-packages"))
+    return [finding for site in sites for finding in pin_findings(site, family) if finding.severity != "info"]
+
+
 def metadata_folders(site_packages: Path) -> dict[str, Path]:
     """Canonical package name -> its metadata folder."""
     folders = sorted(site_packages.glob("*.dist-info"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from packaging.version import Version
 
 from draftsmith.check.head import Head, keys_table
+from draftsmith.check.raises import raised
 from draftsmith.check.subject import Subject
 from draftsmith.findings import Finding
 from draftsmith.models.taps import SGLANG_ANY_NUMBER_SINCE
@@ -42,7 +43,8 @@ def class_findings(subject: Subject, head: Head) -> list[Finding]:
         evidence = f"{sglangs} is a class of SGLang"
         fix = f"write architectures: [{sglangs.removesuffix('Eagle')}]: vLLM puts Eagle in front"
         sure = "error" if version >= SEEN else "warning"
-        return [Finding("DS333", sure, evidence, "vLLM stops: the architecture is not supported", fix)]
+        raises = raised("vllm", None, "architecture", name=sglangs)
+        return [Finding("DS333", sure, evidence, "vLLM stops: the architecture is not supported", fix, raises)]
     if head.method == "eagle" and not is_whole_model(subject, head):
         return []  # MTP modules and other heads of a target's own family: each engine maps many names
     if not subject.drafter or not (subject.drafter.get("architectures") or head.config.get("architectures")):

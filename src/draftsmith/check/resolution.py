@@ -9,6 +9,7 @@ from typing import Any
 from packaging.version import Version
 
 from draftsmith.check.args import Args
+from draftsmith.check.raises import raised
 from draftsmith.check.since import nearest
 from draftsmith.check.subject import Subject
 from draftsmith.findings import Finding, Severity
@@ -42,13 +43,17 @@ class Case:
         """The version whose rules apply: the nearest one that was read."""
         return nearest(self.subject.family, self.subject.version)
 
-    def say(self, code: str, severity: Severity, evidence: str, consequence: str, fix: str) -> None:
-        self.findings.append(Finding(code, severity, evidence, consequence, fix))
+    def say(self, code: str, severity: Severity, evidence: str, consequence: str, fix: str, raises: str = "") -> None:
+        self.findings.append(Finding(code, severity, evidence, consequence, fix, raises))
 
-    def stop(self, code: str, evidence: str, consequence: str, fix: str) -> None:
+    def stop(self, code: str, evidence: str, consequence: str, fix: str, raises: str = "") -> None:
         """An error on which the engine stops while it resolves its arguments."""
-        self.say(code, "error", evidence, consequence, fix)
+        self.say(code, "error", evidence, consequence, fix, raises)
         self.stopped = True
+
+    def raised(self, name: str, /, **values: object) -> str:
+        """The engine's error by its name in raises.yaml."""
+        return raised(self.subject.family, self.version, name, **values)
 
     def done(self, requested: dict[str, Any]) -> Resolution:
         return Resolution(None if self.stopped else self.effective, requested, self.findings)

@@ -27,6 +27,8 @@ RESOLVERS = {"sglang": resolve_sglang, "vllm": resolve_vllm}
 RULES: tuple[Rule, ...] = (ledger_findings, tap_findings, context_findings, memory_findings)
 # names that are judged by a table: in a version that was not read, such an error is only likely
 BY_TABLE = frozenset({"DS415", "DS430", "DS431", "DS432", "DS435", "DS450", "DS453", "DS458", "DS459"})
+# the engine has resolved its arguments when it stops on these, unless a resolver said otherwise
+AFTER = frozenset({"DS204", "DS360", "DS425"})
 ORDER = {"error": 0, "warning": 1, "info": 2}
 
 
@@ -34,27 +36,30 @@ def resolve(subject: Subject) -> Resolution:
     """Requested and effective settings, and every finding about the flags, the worst first."""
     subject, names = canonical(subject)
     resolution = RESOLVERS[subject.family](subject)
-    findings = names + resolution.findings
     effective = resolution.effective or {}
-    findings += environment_findings(subject) + quantization_findings(subject, effective) + deployment_findings(subject, effective)
+    findings = names + deployment_findings(subject, effective) + resolution.findings
+    findings += environment_findings(subject) + quantization_findings(subject, effective)
     guessed_wrong = any(finding.code == "DS452" and finding.severity == "error" for finding in findings)
     if resolution.effective is not None and not guessed_wrong:
         method = effective.get("speculative_algorithm") or effective.get("method")
         findings += pairing_findings(subject.family, method, subject.drafter)
-    read = was_read(subject.family, subject.version)
-    if read and any(finding.severity == "error" for finding in names):  # the parser stops before anything takes effect
-        resolution = dataclasses.replace(resolution, effective=None)
-    if not read:
+    if not was_read(subject.family, subject.version):
         findings = [assumed_finding(subject), *(less_sure(finding) for finding in findings)]
-    return Resolution(resolution.effective, resolution.requested, by_severity(findings))
+    return concluded(resolution, findings)
 
 
 def check_subject(subject: Subject) -> Resolution:
     """`resolve` and the rules about drafter, taps, context and memory."""
     resolution = resolve(subject)
     named, _ = canonical(subject)
-    findings = [*resolution.findings, *(finding for rule in RULES for finding in rule(named))]
-    return dataclasses.replace(resolution, findings=by_severity(findings))
+    return concluded(resolution, [*resolution.findings, *(finding for rule in RULES for finding in rule(named))])
+
+
+def concluded(resolution: Resolution, findings: Iterable[Finding]) -> Resolution:
+    """With these findings; nothing takes effect where the engine stops before its arguments are resolved."""
+    ordered = by_severity(findings)
+    stops = any(finding.severity == "error" and finding.raises and finding.code not in AFTER for finding in ordered)
+    return dataclasses.replace(resolution, effective=None if stops else resolution.effective, findings=ordered)
 
 
 def assumed_finding(subject: Subject) -> Finding:
@@ -79,5 +84,11 @@ def less_sure(finding: Finding) -> Finding:
 
 
 def by_severity(findings: Iterable[Finding]) -> list[Finding]:
-    """Without repeats, the worst first."""
-    return sorted(dict.fromkeys(findings), key=lambda finding: ORDER[finding.severity])
+    """Without repeats, the worst first; among errors what the argument parser stops on, in the parser's order, then the order given."""
+    return sorted(dict.fromkeys(findings), key=lambda finding: (ORDER[finding.severity], met(finding.raises)))
+
+
+def met(raises: str) -> int:
+    """How early the engine meets an error: first the beginnings of several flags, then values, then words that it cannot place."""
+    early = ("SystemExit: ambiguous", "SystemExit: argument", "SystemExit")
+    return next((number for number, text in enumerate(early) if raises.startswith(text)), len(early))

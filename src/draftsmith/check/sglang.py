@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from packaging.version import Version
 
+from draftsmith.check.raises import raised
 from draftsmith.check.since import at, table
 from draftsmith.findings import Finding
 
@@ -52,12 +53,17 @@ def resolve(steps: int | None, topk: int | None, draft_tokens: int | None, chose
             evidence = f"none of steps, topk, draft tokens is given: SGLang takes {chosen.steps}, {chosen.topk}, {chosen.draft_tokens}"
             return chosen, [Finding("DS414", "warning", evidence, "the numbers change with target and version", FIX)]
         lost = f"{asked} without --speculative-num-steps"
-        return None, [dies(lost, "SGLang dies in a bare AssertionError: steps is missing", f"add --speculative-num-steps; {FIX}")]
+        why = "SGLang dies in a bare AssertionError: steps is missing"
+        return None, [dies(lost, why, f"add --speculative-num-steps; {FIX}", "steps_missing")]
     if topk is None:
         why = "SGLang dies comparing None with an integer (TypeError): topk is missing"
-        return None, [dies(f"{asked} without --speculative-eagle-topk", why, f"add --speculative-eagle-topk; {chain_fix(steps)}")]
+        fix = f"add --speculative-eagle-topk; {chain_fix(steps)}"
+        return None, [dies(f"{asked} without --speculative-eagle-topk", why, fix, "topk_missing")]
     if steps < 1 or topk < 1:
-        return None, [dies(asked, "steps and topk must be at least 1", FIX)]
+        why = "the arguments resolve all the same: there is nothing to draft, and the workers fail or draft nothing"
+        return Triple(steps, topk, steps + 1 if topk == 1 else draft_tokens), [
+            dies(asked, f"steps and topk must be at least 1; {why}", FIX)
+        ]
     if topk == 1:
         return Triple(steps, 1, steps + 1), chain_findings(steps, draft_tokens)
     if draft_tokens is None:
@@ -72,8 +78,9 @@ def given(steps: int | None, topk: int | None, draft_tokens: int | None) -> dict
     return {name: value for name, value in {"steps": steps, "topk": topk, "draft tokens": draft_tokens}.items() if value is not None}
 
 
-def dies(evidence: str, why: str, fix: str) -> Finding:
-    return Finding("DS411", "error", evidence, why, fix)
+def dies(evidence: str, why: str, fix: str, name: str = "") -> Finding:
+    """`name`: of the error in raises.yaml, the same in every version; empty where the arguments resolve."""
+    return Finding("DS411", "error", evidence, why, fix, raised("sglang", None, name) if name else "")
 
 
 def chain_fix(steps: int) -> str:

@@ -71,8 +71,8 @@ def overlap(case: Case) -> None:
         elif env is False:
             overlap_off(case, "SGLANG_ENABLE_SPEC_V2=0: the v1 worker without overlap", True)
     elif env and version >= Version("0.5.7") and topk > 1:
-        why = "SGLang stops: ValueError, spec v2 only supports topk = 1"
-        case.stop("DS437", f"SGLANG_ENABLE_SPEC_V2 is on and topk is {topk}", why, "unset SGLANG_ENABLE_SPEC_V2, or topk 1")
+        why, fix = "SGLang stops: spec v2 only supports topk = 1", "unset SGLANG_ENABLE_SPEC_V2, or topk 1"
+        case.stop("DS437", f"SGLANG_ENABLE_SPEC_V2 is on and topk is {topk}", why, fix, case.raised("spec_v2"))
     elif env and version >= Version("0.5.4"):
         if version >= Version("0.5.7") or case.effective["speculative_algorithm"] == "EAGLE":
             case.effective["disable_overlap_schedule"] = False
@@ -85,6 +85,10 @@ def draft_path(case: Case, algorithm: str) -> None:
     architecture, rules = target_class(case.subject), table("sglang")
     bundled = architecture in known(rules["bundled"], case.version)
     path = case.args.text(DRAFT)
+    if path is None and bundled and algorithm == "EAGLE3":
+        why = "SGLang drafts with the target's own MTP layer, and EAGLE3 hands it three hidden states for one: a shape error"
+        fix = f"--speculative-algorithm NEXTN, or {ANY_DRAFT} of an EAGLE-3 head"
+        case.say("DS417", "error", f"EAGLE3 on {architecture} without a drafter", why, fix)
     if path is None and bundled:
         path = case.args.text("model-path") or "the target"
     elif path is None and (algorithm == "STANDALONE" or architecture in rules["no_own_layer"] or (algorithm == "EAGLE3" and architecture)):
@@ -121,8 +125,9 @@ def adaptive(case: Case, steps: int | None, topk: int | None, tokens: int | None
         return (None, None, None) if steps is None else (steps, 1, steps + 1)
     chosen = options[len(options) // 2] if steps is None else steps
     if chosen not in options:
-        why = f"SGLang stops: ValueError, the built-in configuration adapts between {', '.join(map(str, options))}"
-        case.stop("DS440", f"--speculative-adaptive with steps {chosen}", why, f"--speculative-num-steps {options[-1]}")
+        why = f"SGLang stops: the built-in configuration adapts between {', '.join(map(str, options))}"
+        raises = case.raised("adaptive_steps", steps=chosen, options=options)
+        case.stop("DS440", f"--speculative-adaptive with steps {chosen}", why, f"--speculative-num-steps {options[-1]}", raises)
     return chosen, 1, chosen + 1
 
 
@@ -132,40 +137,36 @@ def tree(case: Case, topk: int) -> None:
     if topk <= 1:
         return
     if "trtllm_mha" in [case.args.text(name) for name in BACKENDS]:
-        why = "SGLang stops: ValueError, trtllm_mha only does topk 1"
-        case.stop("DS422", f"topk {topk} on trtllm_mha", why, "--speculative-eagle-topk 1, or --attention-backend flashinfer")
+        why, fix = "SGLang stops: trtllm_mha only does topk 1", "--speculative-eagle-topk 1, or --attention-backend flashinfer"
+        case.stop("DS422", f"topk {topk} on trtllm_mha", why, fix, case.raised("trtllm_mha"))
     page = table("sglang")["pages"].get(backend) or case.args.number("page-size") or 1
     able = at(table("sglang")["tree_backends"], case.version)
     if page > 1 and backend is not None and backend not in able:
-        why = f"SGLang stops: ValueError, in {case.version} only {', '.join(able)} draft trees on pages"
+        why = f"SGLang stops: in {case.version} only {', '.join(able)} draft trees on pages"
         fix = "--page-size 1, --speculative-eagle-topk 1, or one of those backends"
-        case.stop("DS423", f"topk {topk}, page size {page}, attention backend {backend}", why, fix)
+        raises = case.raised("pages", able=tuple(able), backend=backend)
+        case.stop("DS423", f"topk {topk}, page size {page}, attention backend {backend}", why, fix, raises)
 
 
 def rejection(case: Case, algorithm: str, topk: int) -> None:
     """--speculative-use-rejection-sampling and what it does not go with."""
     if not case.args.switch("speculative-use-rejection-sampling"):
         return
-    lossy = [
-        name
-        for name in ("speculative-accept-threshold-single", "speculative-accept-threshold-acc")
-        if case.args.has(name) and case.args.text(name) not in ("1", "1.0")
-    ]
+    thresholds = ("speculative-accept-threshold-single", "speculative-accept-threshold-acc")
+    lossy = [name for name in thresholds if case.args.has(name) and case.args.text(name) not in ("1", "1.0")]
     fixed = case.args.switch("enable-deterministic-inference") and case.version < Version("0.5.23")
-    wrong = (
-        f"algorithm {algorithm}"
-        if algorithm not in ("EAGLE", "EAGLE3")
-        else f"topk {topk}"
-        if topk != 1
-        else f"--{lossy[0]}"
-        if lossy
-        else "--enable-deterministic-inference"
-        if fixed
-        else ""
-    )
-    if wrong:
-        why = "SGLang stops: rejection sampling wants EAGLE or EAGLE3, topk 1, thresholds 1.0 and no deterministic inference"
-        case.stop("DS438", f"--speculative-use-rejection-sampling with {wrong}", why, "remove one of the two")
+    wrong = [
+        ("rejection_algorithm", f"algorithm {algorithm}", algorithm not in ("EAGLE", "EAGLE3")),
+        ("rejection_topk", f"topk {topk}", topk != 1),
+        ("rejection_threshold", f"--{''.join(lossy[:1])}", bool(lossy)),
+        ("rejection_fixed", "--enable-deterministic-inference", fixed),
+    ]
+    for name, said, there in wrong:
+        if there:
+            why = "SGLang stops: rejection sampling wants EAGLE or EAGLE3, topk 1, thresholds 1.0 and no deterministic inference"
+            evidence, fix = f"--speculative-use-rejection-sampling with {said}", "remove one of the two"
+            case.stop("DS438", evidence, why, fix, case.raised(name, name=algorithm))
+            return
 
 
 def same_vocabulary(case: Case) -> None:

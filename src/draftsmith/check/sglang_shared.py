@@ -44,4 +44,4 @@ def no_attention_dp(case: Case, algorithm: str, missing: str = "") -> None:
     without = f" without {missing}" if missing else ""
     why = f"SGLang {case.version} stops: ValueError, {algorithm} does not support attention data parallelism{without}"
     fix = f"add {missing}" if missing else "remove --enable-dp-attention: plain tensor parallelism"
-    case.stop("DS424", f"{algorithm} with attention data parallelism", why, fix)
+    case.stop("DS424", f"{algorithm} with attention data parallelism", why, fix, case.raised(f"attention_dp_{algorithm}"))

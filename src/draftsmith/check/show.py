@@ -19,7 +19,7 @@ LABEL = {"evidence": "", "consequence": "then", "fix": "fix"}
 def document(subject: Subject, resolution: Resolution) -> dict[str, Any]:
     """The JSON of `draftsmith check`."""
     return {
-        "engine": subject.family + ("-cpu" if subject.cpu_build and subject.family == "vllm" else ""),
+        "engine": subject.engine,
         "version": str(subject.version),
         "findings": [finding.as_dict() for finding in resolution.findings],
         "requested": resolution.requested,
@@ -42,6 +42,8 @@ def block(finding: Finding, width: int) -> str:
     """One finding: code, severity and evidence, then what would happen and what to change."""
     lines = wrapped(f"{finding.severity} {finding.code}: {finding.evidence}", "", width)
     lines += wrapped(finding.consequence, "  then: ", width)
+    if finding.raises:
+        lines += wrapped(" ".join(finding.raises.split()), "  raises: ", width)
     if finding.fix != "nothing":
         lines += wrapped(finding.fix, "  fix:  ", width)
     return "\n".join(lines)

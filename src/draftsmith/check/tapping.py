@@ -8,7 +8,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from draftsmith.check.head import Head, head_of, speculative_config
+from draftsmith.check.head import Head, asked_method, head_of, speculative_config
 from draftsmith.check.subject import Subject
 from draftsmith.check.target import architecture_findings, taps_table
 from draftsmith.findings import Finding
@@ -21,7 +21,8 @@ RUNNER_2_DEFAULT = Version("0.30")  # vLLM: before, model runner 1 was the defau
 def tap_findings(subject: Subject) -> list[Finding]:
     """Whether the engine hands out taps on this target, which ones, and whether they are the ones the drafter was trained on."""
     head = head_of(subject)
-    if head is None or head.method not in ("eagle3", "dflash", "dspark"):
+    method = head.method if head is not None else asked_method(subject)  # a drafter that is not here is what the flags say
+    if method not in ("eagle3", "dflash", "dspark"):
         return []
     target = text_part(subject.target)
     num_layers = target.get("num_hidden_layers")
@@ -30,8 +31,8 @@ def tap_findings(subject: Subject) -> list[Finding]:
     findings = []
     if names := subject.target.get("architectures"):
         known = {**target, "architectures": names, "model_type": subject.target.get("model_type") or target.get("model_type")}
-        findings += architecture_findings(known, subject.family, subject.version, head.method)
-    if head.eagle_config.get("use_aux_hidden_state") is False:
+        findings += architecture_findings(known, subject.family, subject.version, method)
+    if head is None or head.eagle_config.get("use_aux_hidden_state") is False:
         return findings
     reading = reading_of(subject, head, num_layers)
     shown = ", ".join(str(number) for number in reading.boundaries)

@@ -10,9 +10,11 @@ from typing import Any
 import yaml
 from packaging.version import InvalidVersion, Version
 
+from draftsmith.check.raises import raised
 from draftsmith.findings import Finding, Severity
 from draftsmith.models.text_config import text_part
 
+NO_TAPS = raised("vllm", None, "no_taps")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 
 
@@ -77,7 +79,7 @@ def architecture_findings(config: dict[str, Any], engine: str, version: Version,
     family = engine.removesuffix("-cpu")
     if family == "vllm":
         rows = taps_table()["vllm"]
-        oldest, newest = Version(rows[0]["version"]), Version(rows[-1]["version"])
+        oldest, newest = Version(taps_table()["vllm_oldest"]), Version(rows[-1]["version"])
     else:
         oldest, newest = Version(taps_table()["sglang"]["oldest"]), Version(taps_table()["sglang"]["newest"])
     doubt: list[Finding] = []
@@ -94,10 +96,16 @@ def architecture_findings(config: dict[str, Any], engine: str, version: Version,
 def architecture_vllm(config: dict[str, Any], rows: list[dict[str, Any]], version: Version, exact: bool) -> list[Finding]:
     names = config["architectures"]
     row = rows[-1]
+    since = {name: Version(first) for first, found in taps_table()["vllm_since"].items() for name in found}
+    later = [name for name in names if version < since.get(name, version)]
+    if later:
+        sure = "error" if version >= Version(taps_table()["vllm_oldest"]) else "warning"
+        return [no_taps("DS204", sure, f"{later[0]} has EAGLE-3 taps since vLLM {since[later[0]]}", version, NO_TAPS)]
     if any(name in row["supports"] for name in names):
         return []
     if any(name in row["lacks"] for name in names):
-        return [no_taps("DS204", "error" if exact else "warning", f"{names[0]} has no EAGLE-3 taps in vLLM {row['version']}", version)]
+        evidence = f"{names[0]} has no EAGLE-3 taps in any vLLM up to {row['version']}"
+        return [no_taps("DS204", "error" if exact else "warning", evidence, version, NO_TAPS)]
     return [no_taps("DS205", "warning", f"{names[0]} is in no list of vLLM {row['version']}'s own models", version)]
 
 
@@ -114,7 +122,8 @@ def architecture_sglang(config: dict[str, Any], version: Version, method: str, e
     return [no_taps("DS204", "error" if exact else "warning", evidence, version)]
 
 
-def no_taps(code: str, severity: Severity, evidence: str, version: Version) -> Finding:
+def no_taps(code: str, severity: Severity, evidence: str, version: Version, raises: str = "") -> Finding:
     sure = "stops" if severity == "error" else "may stop"
     consequence = f"a drafter that reads inner hidden states {sure} the engine at start"
-    return Finding(code, severity, f"{evidence} (engine version {version})", consequence, "choose another engine version or another target")
+    fix = "choose another engine version or another target"
+    return Finding(code, severity, f"{evidence} (engine version {version})", consequence, fix, raises)

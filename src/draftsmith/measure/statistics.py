@@ -49,11 +49,12 @@ class Interval:
 
 @dataclass(frozen=True)
 class Measured:
-    """One launch: its place in the order of launches, its arm, and a rate (output tok/s)."""
+    """One launch: its place in the order of launches, its arm, a rate (output tok/s), and which set of GPUs it had."""
 
     order: int
     arm: Arm
     rate: float
+    gpu_set: int = 0
 
 
 def geometric_mean(values: Sequence[float]) -> float:
@@ -100,25 +101,49 @@ def fits_drift(launches: Sequence[Measured]) -> bool:
     return num_pairs(launches) >= 3
 
 
+def design_matrix(launches: Sequence[Measured]) -> np.ndarray:
+    """Columns of the model, one row a launch: mean, arm, and from three pairs on launch number and set of GPUs (if there are two)."""
+    columns = [np.ones(len(launches)), np.array([launch.arm == "speculative" for launch in launches], float)]
+    if fits_drift(launches):
+        order = np.array([launch.order for launch in launches], float)
+        columns.append(order - order.mean())
+        sets = np.array([launch.gpu_set for launch in launches], float)
+        if sets.min() != sets.max():
+            columns.append(sets - sets.mean())
+    return np.stack(columns, axis=1)
+
+
+def fit_arm(log_rates_EL: np.ndarray, design_LK: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+    """(log speed-up, its standard error, degrees of freedom) of E experiments with the same design; least squares.
+
+    E experiments, L launches, K columns of which the second is the arm.
+    """
+    coefficients_KE = np.linalg.lstsq(design_LK, log_rates_EL.T, rcond=None)[0]
+    df = design_LK.shape[0] - design_LK.shape[1]
+    variance_E = ((log_rates_EL.T - design_LK @ coefficients_KE) ** 2).sum(axis=0) / df
+    return coefficients_KE[1], np.sqrt(variance_E * np.linalg.inv(design_LK.T @ design_LK)[1, 1]), df
+
+
 def speedup_interval(launches: Sequence[Measured], confidence: float = 0.95) -> Interval:
     """Speed-up (speculative over baseline) with its interval over launches; the model is in this module's docstring.
 
     launches: at least two of each arm; invalid ones left out, so the arms need not be equally many.
     """
     assert num_pairs(launches) >= 2, [launch.arm for launch in launches]
-    columns = [np.ones(len(launches)), np.array([launch.arm == "speculative" for launch in launches], float)]
-    if fits_drift(launches):
-        order = np.array([launch.order for launch in launches], float)
-        columns.append(order - order.mean())
-    design = np.stack(columns, axis=1)
-    y = np.log([launch.rate for launch in launches])
-    coefficients = np.linalg.lstsq(design, y, rcond=None)[0]
-    df = len(launches) - len(columns)
-    variance = float(((y - design @ coefficients) ** 2).sum()) / df
-    error = math.sqrt(variance * float(np.linalg.inv(design.T @ design)[1, 1]))
-    half = float(stats.t.ppf(0.5 + confidence / 2, df)) * error
-    estimate = float(coefficients[1])
+    estimates, errors, df = fit_arm(np.log([[launch.rate for launch in launches]]), design_matrix(launches))
+    estimate, half = float(estimates[0]), float(stats.t.ppf(0.5 + confidence / 2, df)) * float(errors[0])
     return Interval(math.exp(estimate), math.exp(estimate - half), math.exp(estimate + half), df, confidence)
+
+
+def quotient_of(top: Interval, bottom: Interval, confidence: float = 0.95) -> Interval:
+    """Quotient of two positive quantities with t intervals on the log scale that were measured apart; Welch-Satterthwaite."""
+    errors = [(math.log(i.high) - math.log(i.low)) / 2 / float(stats.t.ppf(0.5 + i.confidence / 2, i.df)) for i in (top, bottom)]
+    total = sum(error**2 for error in errors)
+    spread = sum(error**4 / i.df for error, i in zip(errors, (top, bottom), strict=True))
+    df = total**2 / spread if spread > 0 else min(top.df, bottom.df)
+    half = float(stats.t.ppf(0.5 + confidence / 2, df)) * math.sqrt(total)
+    estimate = math.log(top.value / bottom.value)
+    return Interval(math.exp(estimate), math.exp(estimate - half), math.exp(estimate + half), int(df), confidence)
 
 
 def method_name(launches: Sequence[Measured]) -> str:

@@ -1,12 +1,13 @@
-"""What a set of replies says about speed: the steady window of a closed loop, and decode time per slot."""
+"""What a set of replies says about speed: the steady window of a load, and decode time per slot."""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from draftsmith.measure.client import Reply
+from draftsmith.measure.messages import Reply
 from draftsmith.metrics import output_tok_s
 
 
@@ -24,9 +25,12 @@ class SteadyWindow:
 
 
 def tokens_until(reply: Reply, end_s: float) -> float:
-    """Output tokens of one reply that were there at `end_s`; between first and last token they are taken as evenly spread."""
+    """Output tokens of one reply that were there at `end_s`: from its arrivals, else taken as evenly spread from first to last."""
     if reply.last_s <= end_s:
         return float(reply.completion_tokens)
+    if reply.arrivals is not None:
+        came = bisect_right(reply.arrivals, end_s - reply.sent_s, key=lambda arrival: arrival[0])
+        return float(reply.arrivals[came - 1][1]) if came else 0.0
     if reply.first_s >= end_s:
         return 0.0
     share = (end_s - reply.first_s) / (reply.last_s - reply.first_s)
@@ -43,6 +47,14 @@ def steady_window(replies: Sequence[Reply], concurrency: int) -> SteadyWindow:
     start_s = min(reply.sent_s for reply in replies)
     end_s = sorted(reply.last_s for reply in replies)[len(replies) - concurrency]
     return SteadyWindow(end_s - start_s, sum(tokens_until(reply, end_s) for reply in replies))
+
+
+def open_window(replies: Sequence[Reply]) -> SteadyWindow:
+    """From the first send to the last one: the time in which an open load was offered. What came after it is the tail."""
+    assert len(replies) >= 2 and all(reply.ok for reply in replies), len(replies)
+    sent = [reply.sent_s for reply in replies]
+    end_s = max(sent)
+    return SteadyWindow(end_s - min(sent), sum(tokens_until(reply, end_s) for reply in replies))
 
 
 def decode_s(reply: Reply) -> float:
@@ -67,3 +79,13 @@ def decode_tok_s(reply: Reply) -> float:
     """Output tok/s of one reply after its first token; nan when all came at once."""
     tokens = decoded_tokens(reply)
     return output_tok_s(tokens, decode_s(reply)) if tokens > 0 and decode_s(reply) > 0 else math.nan
+
+
+def request_s(reply: Reply) -> float:
+    """Seconds of one request: from when it was due (an open load), else from when it was sent, to its last token."""
+    return reply.last_s - (reply.sent_s if math.isnan(reply.due_s) else reply.due_s)
+
+
+def request_tok_s(replies: Sequence[Reply]) -> float:
+    """Output tokens per second of a request, over all requests: sum of tokens / sum of request times."""
+    return output_tok_s(sum(reply.completion_tokens for reply in replies), sum(map(request_s, replies)))

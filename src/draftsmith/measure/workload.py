@@ -1,30 +1,20 @@
 """Which prompts are sent, and where they go: canary, warm-ups and cells take different prompts as long as they last.
 
-A prompt that was sent before in the same launch may be answered from the prefix cache, so prompts are dealt out like cards; the
-deck is dealt again only when it is empty, and the caller is told.
+A prompt that was sent before in the same launch may be answered from the prefix cache, so prompts are dealt out like cards. The deck
+is dealt again only when it is empty: then each prompt is salted (measure/prompts.py), or, where it cannot be, the caller is told.
 """
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from draftsmith.errors import EnvironmentFailed
 from draftsmith.measure.client import Request
+from draftsmith.measure.prompts import Prompt, Renderer, forty_prompts
 from draftsmith.measure.protocol import Cell, Workload
-
-BUILTIN = Path(__file__).with_name("prompts.json")
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """A rendered prompt: what the server receives."""
-
-    id: str
-    token_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -40,45 +30,59 @@ class CellShape:
 
 def builtin_prompts(target: Path, trust_remote_code: bool = False) -> list[Prompt]:
     """Forty short user turns through the target's own chat template (without one: the plain text). Raises EnvironmentFailed."""
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(target, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise EnvironmentFailed(f"cannot load the tokenizer of {target}: {error}", hint="the target folder needs tokenizer.json") from error
-    prompts = []
-    for number, text in enumerate(json.loads(BUILTIN.read_text())):
-        if tokenizer.chat_template:
-            text = tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True)
-        ids = tokenizer.encode(text, add_special_tokens=not tokenizer.chat_template)
-        prompts.append(Prompt(f"builtin-{number:02d}", tuple(int(i) for i in ids)))
-    return prompts
+    renderer = Renderer(target, trust_remote_code)
+    return [renderer.render(prompt) for prompt in forty_prompts()]
 
 
 class Deck:
-    """Deals prompts in a shuffled order that `seed` fixes.."""
+    """Deals prompts in a shuffled order that `seed` fixes.
 
-    def __init__(self, prompts: Sequence[Prompt], seed: int) -> None:
+    salt: how a prompt that was dealt before is made different (Renderer.salt), so that the prefix cache does not know it.
+    extra: more fields of every request's body.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        seed: int,
+        salt: Callable[[Prompt, int], Prompt] | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
         assert prompts
+        self.extra = extra or {}
         self.prompts = list(prompts)
         random.Random(seed).shuffle(self.prompts)
         self.dealt = 0
+        self.salt = salt
+
+    def draw(self) -> Prompt:
+        """The next prompt."""
+        use, place = divmod(self.dealt, len(self.prompts))
+        self.dealt += 1
+        prompt = self.prompts[place]
+        return self.salt(prompt, use) if use and self.salt is not None else prompt
 
     def deal(self, count: int, max_tokens: int, temperature: float = 0.0, ignore_eos: bool = False) -> tuple[Request, ...]:
         """`count` requests for the next prompts."""
-        chosen = [self.prompts[(self.dealt + i) % len(self.prompts)] for i in range(count)]
-        self.dealt += count
         return tuple(
             Request(
-                prompt.id, prompt.token_ids, max_tokens, temperature=temperature, seed=0 if temperature else None, ignore_eos=ignore_eos
+                prompt.id,
+                prompt.token_ids,
+                max_tokens,
+                temperature=temperature,
+                seed=0 if temperature else None,
+                ignore_eos=ignore_eos,
+                category=prompt.category,
+                messages=prompt.messages,
+                extra=self.extra,
             )
-            for prompt in chosen
+            for prompt in (self.draw() for _ in range(count))
         )
 
     @property
     def reused(self) -> int:
-        """Requests whose prompt had been dealt before."""
-        return max(0, self.dealt - len(self.prompts))
+        """Requests whose prompt had been dealt before, unchanged."""
+        return 0 if self.salt is not None else max(0, self.dealt - len(self.prompts))
 
 
 def make_workload(

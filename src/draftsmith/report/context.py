@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import math
+import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from draftsmith.job import Job
+from draftsmith.manifest import Manifest
 from draftsmith.metrics import Acceptance, relative_gap
+from draftsmith.report.bench_section import SUMMARY, bench_section
+from draftsmith.report.content import SCHEMA, normal
 from draftsmith.report.files import Finished, acceptance, shaping
 from draftsmith.report.look import data_section, tokenizer_of
 from draftsmith.report.origin import command, provenance_section, times_section
 from draftsmith.report.settings import ReportSettings
 
-SCHEMA = 1
 STAGES = ("check", "breakeven", "data", "capture", "train", "export", "verify", "serve", "bench")
 Section = dict[str, Any] | None  # None: the stage has not finished
 NO_VERDICT = "No verdict: the bench stage has not finished in this run."
@@ -24,97 +27,71 @@ NO_VERDICT = "No verdict: the bench stage has not finished in this run."
 def build(settings: ReportSettings, job: Job) -> dict[str, Any]:
     """Everything that the report shows. Raises EnvironmentFailed when a finished stage's file is missing or malformed."""
     done = Finished.read(job, STAGES)
-    verdict = verdict_section(done)
+    verdict = bench_section(job.folder("bench"), done.manifests["bench"]) if "bench" in done.manifests else None
     verify = verify_section(done, job.target)
     training = training_section(done)
     break_even = break_even_section(done, verdict)
-    content = {
-        "schema": SCHEMA,
-        "title": settings.title or job.run.name,
-        "subject": {"target": job.target.name, "engine": job.engine.name, "drafter": job.drafter.algorithm, "depth": job.drafter.depth},
-        "verdict": verdict,
-        "acceptance": acceptance_series(training, verify, verdict),
-        "predicted_beside_measured": predictions(training, verify, verdict, break_even, job.drafter.depth),
-        "break_even": break_even,
-        "verify": verify,
-        "training": training,
-        "data": data_section(done, job.target, settings.samples_shown),
-        "check": done.json("check", "check.json"),
-        "capture": done.summary("capture"),
-        "export": done.summary("export"),
-        "serve": done.json("serve", "serve.json"),
-        "times": times_section(done, STAGES),
-        "provenance": provenance_section(done, job),
-        "command": command(settings, job),
-        "absent": [stage for stage in STAGES if stage not in done.manifests],
-    }
-    return without_nan(content)
-
-
-def without_nan(content: Any) -> Any:
-    """JSON has no nan or infinity: they become null, which is shown as absent."""
-    if isinstance(content, dict):
-        return {key: without_nan(value) for key, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [without_nan(value) for value in content]
-    return None if isinstance(content, float) and not math.isfinite(content) else content
-
-
-# --- verdict ---------------------------------------------------------------------------------------------------------
-
-
-def verdict_section(done: Finished) -> Section:
-    """bench/summary.json with acceptance recomputed from its counts, and the launches."""
-    summary = done.json("bench", "summary.json")
-    if summary is None:
-        return None
-    manifest = done.manifests["bench"]
-    with shaping(done.path("bench", "summary.json")):
-        cells = [bench_cell(cell) for cell in summary["cells"]]
-        section = {
-            "sentence": str(summary["verdict_sentence"]),
-            "gate": manifest.summary.get("gate"),
-            "gate_concurrency": manifest.config["settings"].get("gate_concurrency"),
-            "cells": cells,
-            "order": summary.get("order"),
-            "gate_reason": summary.get("gate_reason"),
-            "findings": summary.get("findings") or [],
-            "invalid": [{"launch": row["launch"], "reason": str(row["reason"])} for row in summary["invalid"]],
-            "canary": [{"launch": row["launch"], "arm": row["arm"], "tok_s": row["tok_s"]} for row in summary.get("canary") or []],
-            "accept_len_by_source": summary.get("accept_len_by_source"),
+    return normal(
+        {
+            "schema": SCHEMA,
+            "title": settings.title or job.run.name,
+            "subject": {"target": job.target.name, "engine": job.engine.name, "drafter": job.drafter.algorithm, "depth": job.drafter.depth},
+            "verdict": verdict,
+            "acceptance": acceptance_series(training, verify, verdict),
+            "predicted_beside_measured": predictions(training, verify, verdict, break_even, job.drafter.depth),
+            "break_even": break_even,
+            "verify": verify,
+            "training": training,
+            "data": data_section(done, job.target, settings.samples_shown),
+            "check": done.json("check", "check.json"),
+            "capture": done.summary("capture"),
+            "export": done.summary("export"),
+            "serve": done.json("serve", "serve.json"),
+            "times": times_section(done, STAGES),
+            "provenance": provenance_section(
+                list(done.manifests.values()), job.engine.model_dump(mode="json"), job.drafter.model_dump(mode="json"), job.target.name
+            ),
+            "command": command(settings, job),
+            "absent": [stage for stage in STAGES if stage not in done.manifests],
         }
-    with shaping(done.path("bench", "launches.jsonl")):
-        section["launches"] = [launch_row(row) for row in done.lines("bench", "launches.jsonl") or []]
-    return section
+    )
 
 
-def bench_cell(cell: dict[str, Any]) -> dict[str, Any]:
-    """One concurrency. Raises ValueError on a verdict that is none of the three."""
-    if cell["verdict"] not in ("pays", "does not pay", "inconclusive"):
-        raise ValueError(f"verdict {cell['verdict']!r} at concurrency {cell['concurrency']}")
-    return {
-        "concurrency": int(cell["concurrency"]),
-        "verdict": cell["verdict"],
-        "baseline_tok_s": rate(cell["baseline_tok_s"]),
-        "speculative_tok_s": rate(cell["speculative_tok_s"]),
-        "speedup": cell["speedup"] and {key: cell["speedup"][key] for key in ("ratio", "low", "high", "pairs", "method")},
-        "acceptance": acceptance(cell.get("acceptance")),
-        "predicted_speedup": cell.get("predicted_speedup"),
-    }
+def build_bench(folder: Path, title: str) -> dict[str, Any]:
+    """The report of a bench folder alone: everything else is absent. Raises EnvironmentFailed when its files are malformed."""
+    manifest = Manifest.read(folder)
+    verdict = bench_section(folder, manifest)
+    config = manifest.config if manifest else {}
+    told = verdict["conditions"] or {}
+    engine, drafter = config.get("engine") or {"name": told.get("engine")}, config.get("drafter") or {}
+    depth = config.get("depth") or json.loads((folder / SUMMARY).read_text()).get("depth")
+    empty = dict.fromkeys(("break_even", "verify", "training", "data", "check", "capture", "export", "serve"))
+    return normal(
+        {
+            "schema": SCHEMA,
+            "title": title,
+            "subject": {"target": served_model(verdict), "engine": engine.get("name"), "drafter": drafter.get("algorithm"), "depth": depth},
+            "verdict": verdict,
+            "acceptance": acceptance_series(None, None, verdict),
+            "predicted_beside_measured": predictions(None, None, verdict, None, depth),
+            **empty,
+            "times": None,
+            "provenance": provenance_section(
+                [manifest] if manifest else [], engine if engine["name"] else None, drafter or None, served_model(verdict)
+            ),
+            "command": {"line": verdict["command"], "recipe": None},
+            "absent": [stage for stage in STAGES if stage != "bench"],
+        }
+    )
 
 
-def rate(content: dict[str, Any]) -> dict[str, Any]:
-    """Mean and single launches; the mean is None when no launch of the arm was valid."""
-    return {"mean": content["mean"], "launches": [float(value) for value in content["launches"]]}
-
-
-def launch_row(row: dict[str, Any]) -> dict[str, Any]:
-    """One launch with its throughput per concurrency (None where requests failed)."""
-    cells = [
-        {"concurrency": cell["concurrency"], "tok_s": cell.get("tok_s"), "acceptance": acceptance(cell.get("acceptance"))}
-        for cell in row["cells"]
-    ]
-    return {key: row[key] for key in ("launch", "pair", "arm", "ready_s", "argv", "env", "canary_tok_s")} | {"cells": cells}
+def served_model(verdict: dict[str, Any]) -> str | None:
+    """Name of the target's folder, as the launches named it; None when they did not."""
+    for launch in verdict["launches"]:
+        for flag, value in pairwise(launch["argv"]):
+            if flag in ("--model", "--model-path", "serve"):
+                return Path(value).name
+    return None
 
 
 # --- the other stages ------------------------------------------------------------------------------------------------
@@ -199,7 +176,7 @@ def measured_at(verdict: Section, concurrency: int, depth: int) -> float | None:
 # --- predicted beside measured ---------------------------------------------------------------------------------------
 
 
-def foretold_speedup(break_even: Section, concurrency: int, depth: int, predicted: float) -> float | None:
+def foretold_speedup(break_even: Section, concurrency: int | None, depth: int | None, predicted: float) -> float | None:
     """A * T_ar / T_round with A as replay predicted it before bench; None where breakeven did not measure this cell."""
     for row in break_even["rows"] if break_even else []:
         if (row["concurrency"], row["depth"]) == (concurrency, depth):
@@ -217,13 +194,12 @@ def acceptance_series(training: Section, verify: Section, verdict: Section) -> l
         found.append(("predicted", "replay", "replay: real acceptance walk, predicted", replay["predicted"]))
         found.append(("served", "verify", "served on the replayed prompts (verify)", replay["served"]))
     for cell in verdict["cells"] if verdict else []:
-        at = f"C = {cell['concurrency']}"
         if cell["acceptance"]:
-            found.append(("measured", f"bench {at}", f"served in bench, {at}", cell["acceptance"]))
+            found.append(("measured", f"bench {cell['label']}", f"served in bench, {cell['label']}", cell["acceptance"]))
     return [{"kind": kind, "short": short, "name": name, **counted} for kind, short, name, counted in found if counted]
 
 
-def predictions(training: Section, verify: Section, verdict: Section, break_even: Section, depth: int) -> list[dict[str, Any]]:
+def predictions(training: Section, verify: Section, verdict: Section, break_even: Section, depth: int | None) -> list[dict[str, Any]]:
     """Every number that was predicted before it was measured."""
     rows: list[tuple[str, str, float, float]] = []
     replayed, served = (accept_len(verify["replay"][side]) for side in ("predicted", "served")) if verify else (None, None)
@@ -231,7 +207,7 @@ def predictions(training: Section, verify: Section, verdict: Section, break_even
     if replayed is not None and served is not None:
         rows.append(("accept_len, same prompts", "replay / served in verify", replayed, served))
     for cell in verdict["cells"] if verdict else []:
-        at = f"C = {cell['concurrency']}"
+        at = cell["label"]
         measured = accept_len(cell["acceptance"])
         if measured is not None and replayed is not None:
             rows.append((f"accept_len, {at}", "replay / bench", replayed, measured))

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from draftsmith.errors import EnvironmentFailed
 from draftsmith.job import Job
 from draftsmith.manifest import Manifest, read_jsonl
-from draftsmith.metrics import Acceptance
+from draftsmith.report.bench_parts import Counted, no_rounds_is_absent
 
 
 @dataclass(frozen=True)
@@ -63,13 +65,16 @@ def shaping(path: Path) -> Iterator[None]:
         raise EnvironmentFailed(f"{path.parent.name} has finished, but {path} is missing", hint=hint) from None
     except KeyError as error:
         raise EnvironmentFailed(f"{path} has no key {error}", hint=hint) from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise EnvironmentFailed(f"{path} is malformed: {place}: {first['msg']}", hint=hint) from None
     except (TypeError, ValueError, AttributeError) as error:
         raise EnvironmentFailed(f"{path} is malformed: {error}", hint=hint) from error
 
 
 def acceptance(content: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Acceptance.as_dict recomputed from the counts; None stays None, and so does a count over no rounds."""
-    if content is None:
+    """Acceptance recomputed from the counts; None stays None, and so does a count over no rounds."""
+    if no_rounds_is_absent(content) is None:
         return None
-    counted = Acceptance.from_dict(content)
-    return counted.as_dict() if counted.rounds else None
+    return Counted.model_validate(content).model_dump()

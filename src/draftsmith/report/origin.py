@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from draftsmith.job import Job
+from draftsmith.manifest import Manifest
 from draftsmith.report.files import Finished
 from draftsmith.report.recipe_text import RECIPE, recipe_text
 from draftsmith.report.settings import ReportSettings
@@ -22,9 +23,11 @@ def times_section(done: Finished, stages: Sequence[str]) -> dict[str, Any]:
     return {"rows": rows, "active_s": sum(row["active_s"] for row in rows if row["active_s"] is not None)}
 
 
-def provenance_section(done: Finished, job: Job) -> dict[str, Any]:
+Data = dict[str, Any]
+
+
+def provenance_section(manifests: Sequence[Manifest], engine: Data | None, drafter: Data | None, target: str | None) -> Data:
     """Versions and machine (with the stages that say something else), engine, configs, hashes of every output."""
-    manifests = list(done.manifests.values())
     last = manifests[-1] if manifests else None
     tools = last.provenance["tools"] if last else None
     hardware = last.provenance["hardware"] if last else None
@@ -37,9 +40,9 @@ def provenance_section(done: Finished, job: Job) -> dict[str, Any]:
         "hardware": hardware,
         "stages_with_other_tools": others,
         "stages_on_other_hardware": [m.stage for m in manifests if m.provenance["hardware"] != hardware],
-        "engine": job.engine.model_dump(mode="json"),
-        "drafter": job.drafter.model_dump(mode="json"),
-        "target": {"folder": job.target.name, "sha256": next(digests, None)},
+        "engine": engine,
+        "drafter": drafter,
+        "target": {"folder": target, "sha256": next(digests, None)},
         "recorded_by_stages": {stage: found for stage, found in extra.items() if found},
         "configs": {m.stage: m.config for m in manifests},
         "outputs": {m.stage: m.outputs for m in manifests},

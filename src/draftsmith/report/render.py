@@ -1,37 +1,57 @@
-"""Content of the report -> HTML and Markdown. The same content gives the same bytes."""
+"""Content of the report -> HTML, Markdown and the section for a model card. The same content gives the same bytes."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from draftsmith import __version__
-from draftsmith.job import clock
-from draftsmith.report import figures
+from draftsmith.report import figures_acceptance, figures_bench, figures_timeline, figures_training, views
+from draftsmith.report.formats import ABSENT, FORMATS, TONE, interval, markdown_cell, number, or_absent, rate
 
 HERE = Path(__file__).parent
-ABSENT = "absent"
-TONE = {"pays": "pays", "does not pay": "fails", "inconclusive": "unsure", "passed": "pays", "failed": "fails"}
+VIEWS = (
+    views.headline,
+    views.tone_of,
+    views.categories,
+    views.latency_rows,
+    views.present,
+    views.units,
+    views.estimates,
+    views.noise_share,
+    views.num_invalid,
+    views.machine,
+    views.other_tools,
+)
 
 
 def html(content: dict[str, Any]) -> str:
     """One self-contained page."""
+    return page("report.html.jinja", report=content, figures=plots(content))
+
+
+def page(template: str, **shown: Any) -> str:
+    """An HTML template with the style inside."""
     environment = make_environment(autoescape=True, absent=Markup(f'<span class="absent">{ABSENT}</span>'))
     style = Markup((HERE / "report.css").read_text())
-    return environment.get_template("report.html.jinja").render(report=content, figures=plots(content), style=style, version=__version__)
+    return environment.get_template(template).render(style=style, version=__version__, **shown)
 
 
 def markdown(content: dict[str, Any]) -> str:
     """Short enough for a pull request."""
+    return text("report.md.jinja", report=content)
+
+
+def text(template: str, **shown: Any) -> str:
+    """A Markdown template."""
     environment = make_environment(autoescape=False, absent=ABSENT)
     environment.finalize = markdown_cell
-    return environment.get_template("report.md.jinja").render(report=content, version=__version__)
+    return environment.get_template(template).render(version=__version__, **shown)
 
 
 def make_environment(autoescape: bool, absent: str) -> Environment:
@@ -44,116 +64,45 @@ def make_environment(autoescape: bool, absent: str) -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    formats: tuple[Callable[..., str], ...] = (number, whole, percent, duration, ms, size, plain, quoted, sentence)
-    for form in formats:
+    for form in FORMATS:
         environment.filters[form.__name__] = partial(or_absent, form, absent)
     environment.filters["tone"] = lambda word: TONE.get(word, "none")
     environment.filters["pretty"] = lambda value: json.dumps(value, indent=2, ensure_ascii=False)
-    environment.globals["interval"] = interval
+    environment.globals.update(
+        {view.__name__: view for view in VIEWS}, interval=interval, as_rate=rate, as_three=partial(number, digits=3), few=views.FEW
+    )
     return environment
 
 
 def plots(content: dict[str, Any]) -> dict[str, Markup]:
     """The figures for which there is data, by name."""
     verdict, training, break_even = content["verdict"], content["training"], content["break_even"]
-    drawn: dict[str, str] = {}
-    if verdict and verdict["cells"]:
-        drawn["throughput"] = figures.throughput(verdict["cells"])
-        drawn["speedup"] = figures.speedup(verdict["cells"])
-    if verdict and verdict["canary"]:
-        drawn["launches"] = figures.launches(verdict["canary"], verdict["invalid"])
+    drawn: dict[str, str] = bench_plots(verdict) if verdict else {}
     if content["acceptance"]:
-        drawn["acceptance"] = figures.acceptance(content["acceptance"])
+        for key in ("survival", "conditional"):
+            drawn[key] = figures_acceptance.by_position(content["acceptance"], key)
+    if rows := views.categories(verdict):
+        drawn["category"] = figures_acceptance.by_category(rows, views.overall_accept_len(verdict))
     if break_even and break_even["rows"]:
-        drawn["break_even"] = figures.break_even(break_even["rows"])
+        drawn["break_even"] = figures_acceptance.break_even(break_even["rows"])
     if training and training["steps"]:
-        drawn["loss"] = figures.training_loss(training["steps"], training["evaluations"])
+        drawn["loss"] = figures_training.training_loss(training["steps"], training["evaluations"])
     if training and training["evaluations"]:
         measured = next((row["accept_len"] for row in content["acceptance"] if row["kind"] == "measured"), None)
-        drawn["heldout"] = figures.heldout_accept_len(training["evaluations"], measured)
+        drawn["heldout"] = figures_training.heldout_accept_len(training["evaluations"], measured)
     return {name: Markup(svg) for name, svg in drawn.items()}
 
 
-# --- formats ---------------------------------------------------------------------------------------------------------
-
-
-def or_absent(form: Callable[..., str], absent: str, value: Any, *args: Any) -> str:
-    """`form(value)`, or the word for what is not there."""
-    return absent if value is None else form(value, *args)
-
-
-def number(value: float, digits: int = 2) -> str:
-    return f"{value:,.{digits}f}"
-
-
-def whole(value: float) -> str:
-    return f"{value:,.0f}"
-
-
-def percent(value: float, digits: int = 1) -> str:
-    """With its sign."""
-    return f"{100 * value:+.{digits}f} %"
-
-
-def ms(value_s: float) -> str:
-    """Seconds as milliseconds."""
-    return f"{1000 * value_s:.1f}"
-
-
-def duration(value_s: float) -> str:
-    """12.3 s, from a minute on 02:03."""
-    return f"{value_s:.1f} s" if value_s < 60 else clock(value_s)
-
-
-def sentence(text: str) -> str:
-    """With a capital."""
-    return text[:1].upper() + text[1:]
-
-
-def quoted(text: str) -> str:
-    """Text with its spaces and line ends visible."""
-    return json.dumps(text, ensure_ascii=False)
-
-
-def size(num_bytes: float) -> str:
-    """In the largest binary unit that leaves at least 1."""
-    value = float(num_bytes)
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}"
-        value /= 1024
-    return f"{value:.2f} GiB"
-
-
-def plain(value: Any) -> str:
-    """A scalar or a short structure on one line."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, list):
-        return ", ".join(inner(one) for one in value) or "none"
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {inner(one)}" for key, one in value.items()) or "none"
-    return str(value)
-
-
-def inner(value: Any) -> str:
-    """Inside a list or mapping: numbers as they were written, deeper structures in brackets."""
-    if isinstance(value, list | dict):
-        return f"({plain(value)})" if value else "none"
-    return ABSENT if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def interval(speedup: dict[str, Any] | None) -> str:
-    """1.42–1.57, or the word for what is not there."""
-    return ABSENT if speedup is None else f"{speedup['low']:.2f}–{speedup['high']:.2f}"
-
-
-def markdown_cell(value: Any) -> Any:
-    """Text from outside cannot break a table, start a tag or open a code span."""
-    if not isinstance(value, str):
-        return value
-    return str(escape(value)).replace("&#39;", "'").replace("&#34;", '"').replace("|", "\\|").replace("`", "'").replace("\n", " ")
+def bench_plots(verdict: dict[str, Any]) -> dict[str, str]:
+    """Pareto where per-user speed was measured, else bars of throughput; speed-up; timeline."""
+    cells = verdict["cells"]
+    drawn: dict[str, str] = {}
+    if any(figures_bench.pareto_points(cells, arm) for arm in views.ARMS):
+        drawn["pareto"] = figures_bench.pareto(cells)
+    if any(cell[f"{arm}_tok_s"]["mean"] is not None for cell in cells for arm in views.ARMS):
+        drawn["throughput"] = figures_bench.throughput(cells, figures_bench.HEIGHT if "pareto" in drawn else figures_bench.TALL)
+    if any(cell["speedup"] for cell in cells):
+        drawn["speedup"] = figures_bench.speedup(cells)
+    if any(row["canary_tok_s"] is not None for row in verdict["timeline"]):
+        drawn["timeline"] = figures_timeline.timeline(verdict["timeline"], views.noise_share(verdict))
+    return drawn

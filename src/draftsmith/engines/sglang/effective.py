@@ -10,6 +10,7 @@ from typing import Any
 
 from draftsmith.engines.flags import spelled
 from draftsmith.engines.protocol import Launch
+from draftsmith.engines.secrets import is_secret
 
 PAGES = ("/server_info",)
 
@@ -53,9 +54,10 @@ def requested(launch: Launch) -> dict[str, str]:
         if value is not None and (name in NAMES or name in ASKED):
             asked[NAMES.get(name, name)] = str(value)
     if launch.drafting is not None:
-        depth = launch.drafting.depth
-        asked |= {"drafting_method": launch.drafting.method, "drafter": str(launch.drafting.folder), "depth": str(depth)}
-        asked |= {"topk": "1", "draft_tokens": str(depth + 1)}
+        drafting = launch.drafting
+        asked |= {"drafting_method": drafting.method, "drafter": str(drafting.folder), "draft_tokens": str(drafting.rows)}
+        if drafting.method == "eagle3":
+            asked |= {"depth": str(drafting.depth), "topk": str(drafting.tree[0] if drafting.tree else 1)}
     return asked
 
 
@@ -68,7 +70,7 @@ def effective(log_text: str, pages: Mapping[str, str]) -> dict[str, str]:
             found[ours] = values[-1].strip("'")
     told: dict[str, Any] = json.loads(pages.get("/server_info", "{}"))
     for name, value in told.items():
-        if isinstance(value, bool | int | float | str):
+        if isinstance(value, bool | int | float | str) and not is_secret(name):  # api_key is among them
             found[NAMES.get(name, name)] = str(value)
     # the argument says how many requests were allowed, the scheduler of each data-parallel rank how many its pools can hold
     limits = [state.get("effective_max_running_requests_per_dp") for state in told.get("internal_states", []) if isinstance(state, dict)]

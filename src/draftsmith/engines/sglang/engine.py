@@ -30,10 +30,11 @@ OWNED = frozenset(
         "speculative-num-steps",
         "speculative-eagle-topk",
         "speculative-num-draft-tokens",
+        "speculative-draft-load-format",
     }
 )
 
-ALGORITHMS = {"eagle3": "EAGLE3"}
+ALGORITHMS = {"eagle3": "EAGLE3", "dflash": "DFLASH"}
 
 BASE_ENV = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "NO_COLOR": "1", "PYTHONSAFEPATH": "1", "SPT_NOENV": "1"}
 
@@ -56,10 +57,10 @@ class SGLang:
         argv += render_flags(without(launch.flags, "host", "port"), owned=OWNED, negatable=False)
         if launch.drafting is not None:
             argv += speculative_flags(launch.drafting)
-        return argv
+        return argv + dummy_flags(launch)
 
     def env(self, launch: Launch) -> dict[str, str]:
-        return {**BASE_ENV, **launch.env}
+        return {**BASE_ENV, **forced_acceptance(launch.drafting), **launch.env}
 
     def acceptance(self, metrics_text: str, depth: int) -> Acceptance | None:
         """Only at depth 1: SGLang's page has verify calls and output tokens, not counts per position.
@@ -96,5 +97,31 @@ def speculative_flags(drafting: Drafting) -> list[str]:
     if drafting.method not in ALGORITHMS:
         raise UsageError(f"SGLang: unknown drafting method {drafting.method!r}", hint=f"known: {', '.join(ALGORITHMS)}")
     words = ["--speculative-algorithm", ALGORITHMS[drafting.method], "--speculative-draft-model-path", str(drafting.folder)]
-    words += ["--speculative-num-steps", str(drafting.depth), "--speculative-eagle-topk", "1"]
-    return [*words, "--speculative-num-draft-tokens", str(drafting.depth + 1)]
+    if drafting.method == "eagle3":  # a DFlash block has one number: its width
+        words += ["--speculative-num-steps", str(drafting.depth)]
+        words += ["--speculative-eagle-topk", str(drafting.tree[0] if drafting.tree else 1)]
+    return [*words, "--speculative-num-draft-tokens", str(drafting.rows)]
+
+
+def dummy_flags(launch: Launch) -> list[str]:
+    """Random weights. Without --load-format of its own the drafter would follow the target's."""
+    words = ["--load-format", "dummy"] if "target" in launch.dummy_weights else []
+    if launch.drafting is None or not launch.dummy_weights:
+        return words
+    return [*words, "--speculative-draft-load-format", "dummy" if "drafter" in launch.dummy_weights else "auto"]
+
+
+def forced_acceptance(drafting: Drafting | None) -> dict[str, str]:
+    """Variables that fix accept_len (read in 0.5.6, 0.5.12, 0.5.17, 0.5.23).
+
+    The method is named because 0.5.6 defaults to one that scatters and misses the mean. Tokens: the chain's own drafts, which 0.5.17 has
+    and 0.5.12 does not (it ignores the variable and emits one fixed token); trees have only the fixed one.
+    """
+    if drafting is None or drafting.forced_accept_len is None:
+        return {}
+    mode = "fixed" if drafting.tree else "real-draft-token"
+    return {
+        "SGLANG_SIMULATE_ACC_LEN": str(drafting.forced_accept_len),
+        "SGLANG_SIMULATE_ACC_METHOD": "match-expected",
+        "SGLANG_SIMULATE_ACC_TOKEN_MODE": mode,
+    }

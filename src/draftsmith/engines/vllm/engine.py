@@ -13,7 +13,7 @@ from draftsmith.engines.protocol import Drafting, Launch
 from draftsmith.engines.rootcause import find_cause
 from draftsmith.engines.vllm.effective import PAGES, effective, requested
 from draftsmith.engines.vllm.rounds import with_profiler
-from draftsmith.errors import InvalidMeasurement
+from draftsmith.errors import InvalidMeasurement, UsageError
 from draftsmith.metrics import Acceptance
 
 # set here from target, drafter and trust_remote_code; a recipe that sets them too would be ambiguous
@@ -67,8 +67,8 @@ class VLLM:
             argv.append("--trust-remote-code")
         argv += render_flags(without(launch.flags, "host", "port"), owned=OWNED, negatable=True)
         if launch.drafting is not None:
-            argv += ["--speculative-config", json.dumps(speculative_config(launch.drafting))]
-        return argv
+            argv += ["--speculative-config", json.dumps(speculative_config(launch.drafting, "drafter" in launch.dummy_weights))]
+        return argv + (["--load-format", "dummy"] if "target" in launch.dummy_weights else [])
 
     def env(self, launch: Launch) -> dict[str, str]:
         return {**BASE_ENV, **launch.env}
@@ -104,6 +104,14 @@ class VLLM:
         return find_cause(log_text, self.name)
 
 
-def speculative_config(drafting: Drafting) -> dict[str, object]:
-    """vLLM's --speculative-config. The method is always named: vLLM otherwise guesses it from the folder's name."""
-    return {"method": drafting.method, "model": str(drafting.folder), "num_speculative_tokens": drafting.depth}
+def speculative_config(drafting: Drafting, dummy: bool = False) -> dict[str, object]:
+    """vLLM's --speculative-config. The method is always named: vLLM otherwise guesses it from the folder's name.
+
+    Synthetic acceptance exists since 0.22 and needs a GPU: the CPU engine refuses it. Trees are not drafted any more.
+    """
+    if drafting.tree is not None:
+        raise UsageError("vLLM drafts no trees", hint="leave the tree out, or use SGLang")
+    config: dict[str, object] = {"method": drafting.method, "model": str(drafting.folder), "num_speculative_tokens": drafting.depth}
+    if drafting.forced_accept_len is not None:
+        config |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": drafting.forced_accept_len}
+    return config | ({"draft_load_config": {"load_format": "dummy"}} if dummy else {})

@@ -1,0 +1,216 @@
+"""What breakeven.py measured -> a folder under results/: tables, the page, prediction against measurement, biases, raw lines.
+
+    python benchmarks/gpu/breakeven_results.py --measured OUT/smollm2 --title "SmolLM2-135M" --out results/smollm2-135m_breakeven_h200_DATE
+
+Prediction: the cost model is fitted to the cells with concurrency 1, 4, 16, 64 and depth 0, 1, 3, 7 and asked for all others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from draftsmith.breakeven.page import Subject, write_page
+from draftsmith.breakeven.surface import Key, Row, Timed, surface, timed
+from draftsmith.errors import InvalidMeasurement
+from draftsmith.manifest import atomic_write_bytes, atomic_write_json, atomic_write_text, read_jsonl
+from draftsmith.measure.costmodel import fit_cost_model, held_out
+from draftsmith.measure.costmodel_terms import Cell, Shape
+
+KEPT_CONCURRENCY, KEPT_DEPTHS = (1, 4, 16, 64), (0, 1, 3, 7)
+MEDIAN_GOAL, WORST_GOAL = 0.10, 0.20
+
+
+def plain(name: str) -> bool:
+    """Is this kind one of the table (a chain, a block, the baseline), not a probe?"""
+    return name == "baseline" or (name.split()[0] in ("depth", "dflash", "tree") and "," not in name)
+
+
+def cells_of(cells: Mapping[Key, Timed], depths: Mapping[str, int]) -> list[Cell]:
+    """Chains and the baseline, for the cost model."""
+    return [
+        Cell(concurrency, depths[name], cell.seconds)
+        for (name, concurrency), cell in sorted(cells.items())
+        if name in ("baseline", f"depth {depths[name]}")
+    ]
+
+
+def shape_of(config: Mapping[str, Any]) -> Shape:
+    return Shape(config.get("num_experts") or 0, config.get("num_experts_per_tok") or 0, config["num_hidden_layers"], config["hidden_size"])
+
+
+def prediction(cells: Sequence[Cell], shape: Shape) -> dict[str, Any]:
+    """Held-out cells, and the same for break-even lengths; errors against the goals."""
+    entries = held_out(cells, lambda cell: cell.concurrency in KEPT_CONCURRENCY and cell.depth in KEPT_DEPTHS, shape)
+    errors = [abs(entry["error"]) for entry in entries]
+    inside = [entry["low"] <= entry["measured"] <= entry["high"] for entry in entries]
+    return {
+        "held_out": entries,
+        "median_error": statistics.median(errors),
+        "worst_error": max(errors),
+        "inside_interval": sum(inside) / len(inside),
+        "reached": statistics.median(errors) <= MEDIAN_GOAL and max(errors) <= WORST_GOAL,
+        "model": fit_cost_model(cells, shape).as_dict(),
+    }
+
+
+def compared(cells: Mapping[Key, Timed], name: str, other: str) -> list[dict[str, Any]]:
+    """Times of one kind over those of another, at every concurrency that both have."""
+    shared = sorted({c for n, c in cells if n == name} & {c for n, c in cells if n == other})
+    return [
+        {"concurrency": c, "this_ms": 1000 * cells[name, c].seconds, "other_ms": 1000 * cells[other, c].seconds,
+         "ratio": cells[name, c].seconds / cells[other, c].seconds}
+        for c in shared
+    ]  # fmt: skip
+
+
+def dummy_bias(cells: Mapping[Key, Timed], step: str, round_: str) -> list[dict[str, Any]]:
+    """Break-even from other times (`step`, `round_`) against the one of baseline and depth 3."""
+    found = []
+    for (name, c), cell in sorted(cells.items(), key=lambda item: item[0][1]):
+        if name == round_ and (step, c) in cells and ("baseline", c) in cells and ("depth 3", c) in cells:
+            other = cell.seconds / cells[step, c].seconds
+            ours = cells["depth 3", c].seconds / cells["baseline", c].seconds
+            found.append({"concurrency": c, "other": other, "ours": ours, "ratio": other / ours})
+    return found
+
+
+def phases(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The probes beside the cells: time per step or round, and output rate with prefill, by phase."""
+    groups: dict[tuple[str, str, int], list[Row]] = {}
+    for row in rows:
+        if row["phase"] not in ("warmup", "canary") and not row.get("invalid") and row["name"] in ("baseline", "depth 3"):
+            groups.setdefault((row["name"], row["phase"], row["concurrency"]), []).append(row)
+    return [
+        {"name": name, "phase": phase, "concurrency": c, "ms": 1000 * statistics.mean(r["round_s"] or r["decode_step_s"] for r in found),
+         "tok_s_with_prefill": statistics.mean(r["tokens"] / r["wall_s"] for r in found), "waves": len(found)}
+        for (name, phase, c), found in sorted(groups.items()) if c in (16, 32, 48, 56, 64, 72)
+    ]  # fmt: skip
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    """A Markdown table; numbers with three digits that mean something."""
+    shown = [
+        [value if isinstance(value, str) else f"{value:.3g}" if isinstance(value, float) else str(value) for value in row] for row in rows
+    ]
+    return ["| " + " | ".join(row) + " |" for row in [list(head), ["---"] * len(head), *shown]] + [""]
+
+
+def break_even_table(summary: Mapping[str, Any]) -> list[str]:
+    entries = summary["break_even"]
+    names = list(dict.fromkeys(e["name"] for e in sorted(entries, key=lambda e: e["rows"])))
+    by_place = {(e["name"], e["concurrency"]): e for e in entries}
+    rows = []
+    for c in summary["concurrency"]:
+        cells = [by_place.get((name, c)) for name in names]
+        texts = [f"{e['accept_len']:.2f} ({e['accept_len_low']:.2f} to {e['accept_len_high']:.2f})" if e else "" for e in cells]
+        rows.append([str(c), f"{1000 * summary['decode_step_s'][str(c)]['value']:.2f}", *texts])
+    return table(["C", "T_ar, ms", *names], rows)
+
+
+def text(title: str, about: Mapping[str, Any], summary: Mapping[str, Any], extra: Mapping[str, Any]) -> str:
+    """report.md"""
+    spread = summary["launch_scatter"]
+    noise = f"launches of one kind scatter by {100 * spread['sd']:.1f} %, df {spread['df']}" if spread["df"] else summary["note"]
+    lines = [
+        f"# {title}: break-even on {', '.join(about['hardware']['gpus']) or about['hardware']['cpu']}",
+        "",
+        f"SGLang 0.5.17, waves of {about['load']['tokens']} tokens. Needed accept_len with its 95 % interval; {noise}.",
+        f"Made by `benchmarks/gpu/breakeven.sh {about['shape']}` and `benchmarks/gpu/breakeven_results.py`; each wave: `waves.jsonl.gz`.",
+        "",
+        *break_even_table(summary),
+    ]
+    if predicted := extra.get("prediction"):
+        lines += [
+            "## Predicted and measured",
+            "",
+            f"Fitted to C {list(KEPT_CONCURRENCY)} and depths {list(KEPT_DEPTHS)}; {len(predicted['held_out'])} cells held "
+            f"out: median error {100 * predicted['median_error']:.1f} %, worst {100 * predicted['worst_error']:.1f} %, "
+            f"{100 * predicted['inside_interval']:.0f} % inside their 95 % interval.",
+            "",
+        ]
+        worst = sorted(predicted["held_out"], key=lambda e: -abs(e["error"]))[:6]
+        rows = [[e["concurrency"], e["depth"], 1000 * e["measured"], 1000 * e["value"], f"{100 * e['error']:+.1f} %"] for e in worst]
+        lines += table(["C", "depth", "measured, ms", "predicted, ms", "error"], rows)
+    for name, entries in extra["compared"].items():
+        if entries:
+            lines += [f"## {name}", "", *table(list(entries[0]), [list(entry.values()) for entry in entries])]
+    return "\n".join(lines)
+
+
+def nameless(value: Any) -> Any:
+    """The same without the folders of the machine: a path is its last part."""
+    if isinstance(value, str):
+        return Path(value).name if value.startswith("/") else value
+    if isinstance(value, list):
+        return [nameless(one) for one in value]
+    return {key: nameless(one) for key, one in value.items()} if isinstance(value, dict) else value
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--measured", type=Path, required=True)
+    parser.add_argument("--title", required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    rows, about = read_jsonl(arguments.measured / "waves.jsonl"), nameless(json.loads((arguments.measured / "about.json").read_text()))
+    launches = nameless(read_jsonl(arguments.measured / "launches.jsonl"))
+    depths = {row["name"]: row["depth"] for row in rows}
+    cells = timed(rows)
+    summary = surface([row for row in rows if plain(row["name"])])
+    summary["invalid"] += sorted({f"launch {row['launch']}, {row['name']}: {row['died']}" for row in launches if "died" in row})
+    config = about["target"]
+    extra: dict[str, Any] = {"compared": comparisons(cells, rows)}
+    try:
+        extra["prediction"] = prediction(cells_of(cells, depths), shape_of(config))
+    except InvalidMeasurement as error:
+        extra["no_prediction"] = error.message
+    extra["profile"] = read_jsonl(arguments.measured / "profile.jsonl")
+    out: Path = arguments.out
+    out.mkdir(parents=True, exist_ok=True)
+    atomic_write_json(out / "summary.json", summary | extra | {"about": about})
+    atomic_write_bytes(out / "waves.jsonl.gz", gzip.compress((arguments.measured / "waves.jsonl").read_bytes(), mtime=0))
+    kept = ("launch", "name", "depth", "rows", "forced_accept_len", "argv", "dummy", "ready_s", "differs", "died")
+    atomic_write_text(out / "launches.jsonl", "".join(json.dumps({k: row[k] for k in kept if k in row}) + "\n" for row in launches))
+    moe = bool(config.get("num_experts"))
+    dummy = not any(row["dummy"] == [] for row in launches if row["name"] == "baseline" and "dummy" in row)
+    facts = ("sglang==0.5.17", ", ".join(about["hardware"]["gpus"]), "random weights" if dummy else "the target's own weights")
+    methods = tuple(sorted({row["method"] for row in rows if row["method"]}))
+    subject = Subject(arguments.title, facts, methods, "moe" if moe else "dense", dummy=dummy, forced=True)
+    write_page(out, summary, subject, sentences(extra["compared"]))
+    atomic_write_text(out / "report.md", text(arguments.title, about, summary, extra))
+    print((out / "report.md").read_text())
+
+
+def comparisons(cells: Mapping[Key, Timed], rows: Sequence[Row]) -> dict[str, list[dict[str, Any]]]:
+    """Everything that was measured beside the table, as far as it is there."""
+    return {
+        "Random weights against real ones, a decode step": compared(cells, "dummy baseline", "baseline"),
+        "Random weights against real ones, a round of depth 3": compared(cells, "dummy depth 3", "depth 3"),
+        "Break-even from random weights against real ones": dummy_bias(cells, "dummy baseline", "dummy depth 3"),
+        "Random routers against even ones, a decode step": compared(cells, "routed baseline", "baseline"),
+        "Random routers against even ones, a round of depth 3": compared(cells, "routed depth 3", "depth 3"),
+        "Break-even from random routers against even ones": dummy_bias(cells, "routed baseline", "routed depth 3"),
+        "All four tokens accepted against two of them": compared(cells, "depth 3, all accepted", "depth 3"),
+        "64 requests and graphs at most, a decode step": compared(cells, "baseline, 64 requests and graphs", "baseline"),
+        "Around C = 64": phases(rows),
+    }
+
+
+def sentences(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+    """The measured biases in words, for the page."""
+    texts = []
+    for name, entries in found.items():
+        if entries and "ratio" in entries[0]:
+            ratios = [entry["ratio"] for entry in entries]
+            texts.append(f"Measured here: {name[0].lower()}{name[1:]}: {min(ratios):.3f} to {max(ratios):.3f} times.")
+    return texts
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""`draftsmith breakeven` without a recipe: a target, or only its config.json, an engine, and how it would draft."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from draftsmith.breakeven import lockstep, stage
+from draftsmith.breakeven.lockstep import Models
+from draftsmith.breakeven.page import PAGE
+from draftsmith.breakeven.settings import BreakevenSettings
+from draftsmith.breakeven.shapes import has_weights, target_folder, write_drafter_config
+from draftsmith.engines.registry import engine_for
+from draftsmith.errors import UsageError
+from draftsmith.job import Job, Talk
+from draftsmith.settings import DrafterSettings, EngineSettings, FlagValue
+
+METHODS = ("eagle3", "dflash")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The words of the command. `trees`: "3-4-16" is 3 steps, top-k 4, 16 draft tokens. `draft_vocab`: of a drafter that is made here."""
+
+    engine: str
+    target: Path
+    drafter: Path | None = None
+    algorithm: str = "eagle3"
+    depths: str = "1,3,5"
+    concurrency: str = "1,4,16,64"
+    trees: str = ""
+    replicates: int = 2
+    tokens: int = 160
+    draft_vocab: int = 32000
+    min_speedup: float = 1.0
+    together: bool = False
+    python: str | None = None
+    out: Path | None = None
+
+
+def breakeven(asked: Asked, pasted: Sequence[str], talk: Talk) -> tuple[dict[str, Any], str, int]:
+    """Measure and summarise. Exit code 3 when a launch or a wave had to be left out, 1 when not even full acceptance reaches the
+    speed-up that is asked for."""
+    source = asked.target
+    name = source.stem if source.is_file() else source.resolve().name
+    folder = asked.out or Path("runs") / f"{name}_breakeven"
+    settings = BreakevenSettings(
+        depths=numbers("--depths", asked.depths),
+        concurrency=numbers("--concurrency", asked.concurrency),
+        output_tokens=asked.tokens,
+        replicates=asked.replicates,
+        start_together=asked.together,
+        min_speedup=asked.min_speedup,
+    )
+    engine_settings = EngineSettings(name=asked.engine, python=asked.python, flags=flags_of(pasted), ready_timeout_s=900.0)
+    engine, python = engine_for(engine_settings)
+    job = Job(folder, source, engine_settings, DrafterSettings(draft_vocab_size=asked.draft_vocab), talk)
+    if engine.name == "sglang":
+        models = models_of(asked, job, settings, folder)
+        summary = lockstep.measure(settings, job, models, engine, python, folder)
+        page = folder / PAGE
+    else:
+        page = with_counters(asked, job, settings)
+        summary = json.loads((page.parent / "summary.json").read_text())
+    invalid = [f"left out: {reason}" for reason in summary["invalid"]]
+    text = [*(entry["pays_if"] for entry in summary["break_even"]), *invalid, f"page: {page}", summary["advice"]]
+    return summary | {"page": str(page)}, "\n".join(filter(None, text)), 3 if invalid else 1 if summary["advice"] else 0
+
+
+def with_counters(asked: Asked, job: Job, settings: BreakevenSettings) -> Path:
+    """Another engine than SGLang: as the recipe's stage does it, with a drafter of random weights and the server's counters."""
+    if asked.algorithm != "eagle3" or asked.trees or asked.drafter is not None:
+        raise UsageError(f"{asked.engine}: only EAGLE-3 chains of random weights are measured here", hint="SGLang has the rest")
+    if not job.target.is_dir() or not has_weights(job.target):
+        raise UsageError(f"{asked.engine} needs a target with weights here", hint="SGLang can take a config.json alone")
+    stage.run(settings, job)
+    return job.folder(stage.NAME) / PAGE
+
+
+def models_of(asked: Asked, job: Job, settings: BreakevenSettings, folder: Path) -> Models:
+    """The folders that are served; what has no weights gets random ones."""
+    target = target_folder(job.target, folder / "models" / "target")
+    if asked.algorithm not in METHODS:
+        raise UsageError(f"unknown algorithm {asked.algorithm!r}", hint=f"one of: {', '.join(METHODS)}")
+    if asked.drafter is not None:
+        if not (asked.drafter / "config.json").is_file():
+            raise UsageError(f"no config.json in {asked.drafter}", hint="--drafter takes a drafter folder, with or without weights")
+        drafters = dict.fromkeys(settings.depths, asked.drafter)
+    elif asked.algorithm == "dflash":
+        drafters = {
+            depth: write_drafter_config(target, job.drafter, folder / "models" / f"block-{depth + 1}", "dflash", depth + 1)
+            for depth in settings.depths
+        }
+    else:
+        drafters = dict.fromkeys(
+            settings.depths, write_drafter_config(target, job.drafter, folder / "models" / "drafter", engine=job.engine.name)
+        )
+    dummy = {"target"} if not has_weights(target) else set()
+    dummy |= {"drafter"} if not all(has_weights(made) for made in drafters.values()) else set()
+    return Models(target, drafters, asked.algorithm, frozenset(dummy), trees_of(asked.trees))
+
+
+def numbers(option: str, text: str) -> tuple[int, ...]:
+    """ "1,4,16" -> (1, 4, 16). Raises UsageError."""
+    try:
+        found = tuple(int(word) for word in text.split(","))
+    except ValueError:
+        raise UsageError(f"{option} is {text!r}, expected numbers with commas between them", hint=f"{option} 1,4,16") from None
+    if min(found) < 1 or len(set(found)) != len(found):
+        raise UsageError(f"{option} is {text!r}, expected different numbers from 1 up")
+    return found
+
+
+def trees_of(text: str) -> tuple[tuple[int, int, int], ...]:
+    """ "3-4-16,5-8-32" -> ((3, 4, 16), (5, 8, 32)). Raises UsageError for a tree that cannot be."""
+    found = []
+    for word in filter(None, text.split(",")):
+        parts = word.split("-")
+        if len(parts) != 3 or not all(part.isdigit() and int(part) > 0 for part in parts):
+            raise UsageError(f"--trees: {word!r} is not STEPS-TOPK-TOKENS", hint="--trees 3-4-16")
+        steps, top_k, tokens = (int(part) for part in parts)
+        most = top_k + (steps - 1) * top_k * top_k + 1
+        if top_k < 2 or not steps < tokens <= most:
+            raise UsageError(
+                f"--trees: {word!r} needs top-k 2 or more, and more than {steps} and at most {most} tokens", hint="or --depths"
+            )
+        found.append((steps, top_k, tokens))
+    return tuple(found)
+
+
+def flags_of(words: Sequence[str]) -> dict[str, FlagValue]:
+    """Engine flags as typed behind `--` -> a mapping. A word without dashes is the value of the flag before it."""
+    flags: dict[str, FlagValue] = {}
+    last = None
+    for word in words:
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            flags[name] = typed(value) if equals else True
+            last = None if equals else name
+        elif last is None:
+            raise UsageError(f"engine flags: {word!r} belongs to no flag", hint="-- --attention-backend triton --mem-fraction-static 0.8")
+        else:
+            flags[last] = typed(word)
+            last = None
+    return flags
+
+
+def typed(word: str) -> FlagValue:
+    """A whole number as such (a port must be one), anything else as written."""
+    return int(word) if word.isdigit() else word

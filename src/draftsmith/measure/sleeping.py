@@ -1,0 +1,87 @@
+"""One server per arm that sleeps while the other is measured: arms alternate in seconds, graphs and compiled kernels stay.
+
+Tested against a mock server that sleeps; the paths and flags were read in the engines' sources. What it does not sample is the noise
+between starts, so its intervals are over blocks, and every summary says so.
+"""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+from draftsmith.engines.protocol import Launch
+from draftsmith.errors import EnvironmentFailed, UsageError
+from draftsmith.measure.protocol import Starter
+from draftsmith.measure.recorder import Planned, Serving
+from draftsmith.settings import FlagValue
+
+TIMEOUT_S = 300.0  # weights travel between GPU and host
+
+
+@dataclass(frozen=True)
+class Switch:
+    """How an engine is put to sleep and woken: paths to POST to, and what its start needs for them to be there."""
+
+    sleep: str
+    wake: str
+    flags: Mapping[str, FlagValue] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    drafter_flags: Mapping[str, FlagValue] = field(default_factory=dict)  # of the speculative arm only
+
+    def prepared(self, launch: Launch) -> Launch:
+        """The launch of a server that can sleep."""
+        return launch.with_(flags={**self.flags, **(self.drafter_flags if launch.drafting else {})}, env=self.env)
+
+
+SWITCHES = {  # distribution of the engine -> its switch
+    "vllm": Switch("/sleep?level=1", "/wake_up", {"enable-sleep-mode": True}, {"VLLM_SERVER_DEV_MODE": "1"}),
+    "sglang": Switch(
+        "/release_memory_occupation",
+        "/resume_memory_occupation",
+        {"enable-memory-saver": True, "enable-weights-cpu-backup": True},  # without the backup the weights are gone after the sleep
+        drafter_flags={"enable-draft-weights-cpu-backup": True},
+    ),
+}
+
+
+def switch_for(package: str) -> Switch:
+    """Raises UsageError for an engine that cannot sleep."""
+    if package not in SWITCHES:
+        raise UsageError(f"{package} has no sleep mode", hint="bench.mode=launch, which also samples the noise between starts")
+    return SWITCHES[package]
+
+
+def post(server: Serving, path: str) -> None:
+    """POST without a body worth reading. Raises EnvironmentFailed."""
+    request = urllib.request.Request(f"{server.url}{path}", data=b"{}", headers={"Content-Type": "application/json"}, method="POST")
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S):
+            pass
+    except urllib.error.HTTPError as error:
+        raise EnvironmentFailed(f"{server.url}{path} answered {error.code}: this server cannot sleep", hint="bench.mode=launch") from error
+    except OSError as error:
+        server.check_alive()
+        raise EnvironmentFailed(f"{server.url}{path} did not answer: {error}", hint="the engine's log in the bench folder") from error
+
+
+@contextmanager
+def taking_turns(start: Starter, switch: Switch) -> Iterator[Starter]:
+    """A starter that starts each arm once and from then on wakes it for its block; the arm that is not measured sleeps."""
+    servers: dict[str, Serving] = {}
+    with ExitStack() as stack:
+
+        @contextmanager
+        def turn(group: Sequence[Planned]) -> Iterator[Sequence[Serving]]:
+            [planned] = group
+            arm = planned.launch.arm
+            if arm in servers:
+                post(servers[arm], switch.wake)
+            else:
+                [servers[arm]] = stack.enter_context(start(group))
+            yield [servers[arm]]
+            post(servers[arm], switch.sleep)
+
+        yield turn

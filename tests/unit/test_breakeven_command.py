@@ -1,0 +1,131 @@
+"""`draftsmith breakeven` from the words to the page, on servers that stand in for SGLang; and the folders that it makes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from draftsmith.breakeven import stage
+from draftsmith.breakeven.command import Asked, breakeven, flags_of, numbers, trees_of
+from draftsmith.breakeven.lockstep import Models, plan
+from draftsmith.breakeven.page import published
+from draftsmith.breakeven.settings import BreakevenSettings
+from draftsmith.breakeven.shapes import dflash_config, target_folder
+from draftsmith.errors import EnvironmentFailed, UsageError
+from draftsmith.job import Job, Talk
+from draftsmith.manifest import read_jsonl
+from draftsmith.settings import DrafterSettings, EngineSettings
+from tiny import save_tiny_target
+
+ROOT = Path(__file__).resolve().parents[1]
+QWEN = ROOT / "golden" / "configs" / "qwen3-8b" / "config.json"
+
+
+@pytest.fixture
+def interpreter(tmp_path: Path) -> str:
+    """A python in which `sglang` is the stand-in."""
+    path = tmp_path / "python"
+    path.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT / "fake_sglang"} exec {sys.executable} "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+def asked(tmp_path: Path, interpreter: str, **changes: object) -> Asked:
+    words = {"depths": "3", "concurrency": "1,4", "trees": "3-4-16", "replicates": 1, "tokens": 64, "together": True}
+    return Asked("sglang==0.5.17", QWEN, python=interpreter, out=tmp_path / "out", **{**words, **changes})  # pyright: ignore[reportArgumentType]
+
+
+def test_a_config_alone_gives_break_even_a_page_and_no_second_measurement(tmp_path: Path, interpreter: str) -> None:
+    document, text, code = breakeven(asked(tmp_path, interpreter), [], Talk(quiet=True))
+    assert code == 0 and "at concurrency 4 with 3 drafts per round: " in text, text
+    found = {(entry["name"], entry["concurrency"]): entry for entry in document["break_even"]}
+    assert found["depth 3", 1]["accept_len"] == pytest.approx((2.5 + 3 * 0.4 + 4 * 0.02) / 2.02, rel=0.5)  # a busy machine delays
+    assert found["tree 3-4-16", 1]["accept_len"] > 4 and found["tree 3-4-16", 1]["needed_share"] is None
+    assert document["dummy"] == ["drafter", "target"] and document["note"].startswith("nothing was launched twice")
+    page = (tmp_path / "out" / "breakeven.html").read_text()
+    assert "evenly at random" not in page and "random weights" in page and "arXiv 2503.01840" in page and "tree 3-4-16" in page
+    launches = read_jsonl(tmp_path / "out" / "launches.jsonl")
+    assert all("--skip-tokenizer-init" in row["argv"] for row in launches if "argv" in row)
+    breakeven(asked(tmp_path, interpreter), [], Talk(quiet=True))
+    assert read_jsonl(tmp_path / "out" / "launches.jsonl") == launches
+    with pytest.raises(UsageError, match="another measurement"):
+        breakeven(asked(tmp_path, interpreter, depths="5"), [], Talk(quiet=True))
+
+
+def test_the_stage_of_a_recipe_measures_sglang_in_waves_with_a_drafter_of_random_weights(tmp_path: Path, interpreter: str) -> None:
+    """What a recipe for SGLang runs: the target's own weights, a drafter file, and the page in the stage's folder."""
+    target = save_tiny_target(tmp_path / "target")
+    settings = BreakevenSettings(depths=(1,), concurrency=(1,), output_tokens=64, start_together=True)
+    engine = EngineSettings(name="sglang==0.5.17", python=interpreter)
+    drafter = DrafterSettings(draft_vocab_size=32, taps=(1, 3, 5))
+    found = stage.run(settings, Job(tmp_path / "run", target, engine, drafter, Talk(quiet=True)))
+    [entry] = found["break_even"]
+    assert entry["depth"] == 1 and entry["ceiling"] == 2 and entry["accept_len"] > 1
+    folder = tmp_path / "run" / "breakeven"
+    assert "the target&#39;s own weights" in (folder / "breakeven.html").read_text()
+    launches = [row for row in read_jsonl(folder / "launches.jsonl") if "argv" in row]
+    assert not any("dummy" in row["argv"] for row in launches)
+    assert not (folder / stage.DRAFTER).exists()
+
+
+def test_a_speedup_out_of_reach_is_said_in_the_exit_code(tmp_path: Path, interpreter: str) -> None:
+    _, text, code = breakeven(asked(tmp_path, interpreter, trees="", concurrency="1", min_speedup=9.0), [], Talk(quiet=True))
+    assert code == 1 and "do not train" in text
+
+
+def test_an_engine_that_never_starts_is_the_error(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentFailed, match="died"):
+        breakeven(asked(tmp_path, sys.executable), [], Talk(quiet=True))
+
+
+@pytest.mark.parametrize(("config", "even"), [("qwen3-30b-a3b", True), ("qwen3-8b", False)])
+def test_experts_of_random_routers_are_drawn_evenly_in_both_arms(tmp_path: Path, config: str, even: bool) -> None:
+    target = ROOT / "golden" / "configs" / config
+    settings = BreakevenSettings(depths=(3,), concurrency=(1, 96), replicates=2)
+    job = Job(tmp_path, target, EngineSettings(name="sglang==0.5.17"), DrafterSettings(), Talk(quiet=True))
+    launches = plan(settings, job, Models(target, {3: target}, "eagle3", frozenset({"target", "drafter"})))
+    assert [planned.name for planned in launches] == ["baseline", "depth 3", "depth 3", "baseline"]
+    for planned in launches:
+        assert ("SGLANG_SIMULATE_UNIFORM_EXPERTS" in planned.launch.env) is even
+        assert planned.launch.flags["max-running-requests"] == 96  # speculation alone would stop at 48
+
+
+def test_words_that_mean_nothing_are_refused() -> None:
+    assert numbers("--depths", "1,3") == (1, 3) and trees_of("3-4-16") == ((3, 4, 16),)
+    for text in ("", "1,a", "0", "1,1"):
+        with pytest.raises(UsageError):
+            numbers("--depths", text)
+    for text in ("3-4", "3-1-4", "3-2-40", "3-4-3"):
+        with pytest.raises(UsageError):
+            trees_of(text)
+    assert flags_of(["--a-b", "1", "--c", "--d=x"]) == {"a-b": 1, "c": True, "d": "x"}
+    with pytest.raises(UsageError, match="belongs to no flag"):
+        flags_of(["triton"])
+
+
+def test_a_target_with_weights_is_served_from_where_it_lies(tmp_path: Path) -> None:
+    source = tmp_path / "model"
+    source.mkdir()
+    (source / "config.json").write_text(QWEN.read_text())
+    made = target_folder(source, tmp_path / "made")
+    assert made == tmp_path / "made" and [path.name for path in made.iterdir()] == ["config.json"]
+    (source / "model.safetensors").touch()
+    assert target_folder(source, tmp_path / "made") == source
+    with pytest.raises(UsageError, match=r"no config\.json"):
+        target_folder(tmp_path, tmp_path / "made")
+
+
+def test_the_dflash_shape_is_the_published_one_for_the_same_target() -> None:
+    """Against the config of the published drafter for Qwen3-8B: taps, widths, heads."""
+    made = dflash_config(json.loads(QWEN.read_text()), 16)
+    assert made["dflash_config"]["target_layer_ids"] == [1, 9, 17, 25, 33]
+    assert (made["num_hidden_layers"], made["hidden_size"], made["num_key_value_heads"], made["block_size"]) == (5, 4096, 8, 16)
+    assert made["dflash_config"]["mask_token_id"] < made["vocab_size"]
+
+
+def test_every_published_length_has_a_source_and_can_be_reached() -> None:
+    for entry in published():
+        assert entry["source"] and all(1 < length <= (entry["depth"] or 60) + 1 for length in entry["lengths"].values()), entry
