@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import select
 import signal
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
-from draftsmith.engines import registry
+from draftsmith.engines import registry, supervisor
 from draftsmith.engines.death import CRASHED, KILLED, why
-from draftsmith.engines.process import Ended, EngineProcess, lost_worker
+from draftsmith.engines.process import Ended, EngineProcess, lost_worker, tree
 from draftsmith.engines.server import Server, start, wait_ready
 from draftsmith.engines.startup import title
 from draftsmith.errors import EnvironmentFailed
@@ -28,10 +31,10 @@ NOTICED_S = 3.0  # some tenths of a second, and the rest for a machine that has 
 NEVER_ZOMBIE = 2
 
 
-def worker_of(pids: list[int]) -> int:
+def worker_of(root: int) -> int:
     """The fake engine's worker, once it has its title."""
     deadline = time.monotonic() + 10
-    while not (found := [pid for pid in pids if title(pid) == "fake::worker"]):
+    while not (found := [pid for pid in tree(root) if title(pid) == "fake::worker"]):
         assert time.monotonic() < deadline
     time.sleep(LOOKED_S)
     return found[0]
@@ -41,7 +44,7 @@ def worker_of(pids: list[int]) -> int:
 def test_a_lost_worker_is_noticed_although_the_server_holds_the_connection_open(kind: int, tmp_path: Path) -> None:
     """Also when its parent has collected it, if the kernel tells how such a process ended."""
     with start(FakeEngine(), PYTHON, fake_launch(worker=kind), tmp_path / "log", 20) as server:
-        worker = worker_of(server.process.pids())
+        worker = worker_of(server.pid)
         assert server.process.lost("^fake::") is None
         os.kill(worker, signal.SIGKILL)
         killed = time.monotonic()
@@ -64,8 +67,7 @@ def kernel() -> tuple[int, ...]:
 def test_a_start_that_loses_a_worker_does_not_wait_for_its_timeout(tmp_path: Path) -> None:
     server = Server(FakeEngine(), PYTHON, fake_launch(worker=1, ready_after=-1), tmp_path / "log")
     try:
-        time.sleep(0.5)
-        os.kill(worker_of(server.process.pids()), signal.SIGSEGV)
+        os.kill(worker_of(server.pid), signal.SIGSEGV)
         killed = time.monotonic()
         with pytest.raises(
             EnvironmentFailed, match=r"lost a process in start of the process: fake::worker .* by signal 11 \(SIGSEGV\)"
@@ -99,6 +101,27 @@ def test_a_process_that_takes_long_to_end_is_noted_once_and_with_its_signal(tmp_
         process.stop()
 
 
+def test_a_kernel_without_pidfds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then processes are looked for, one by one."""
+
+    def refuse(pid: int) -> int:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(supervisor.os, "pidfd_open", refuse)
+    monkeypatch.setattr(supervisor, "LOOK_S", 0.0)
+    monkeypatch.setattr(supervisor, "POLL_S", 0.0)
+    workers = supervisor.Workers(engine=0, log=str(tmp_path / "log"), poll=select.poll())
+    with subprocess.Popen(["/bin/sleep", "600"]) as child:
+        for _ in range(2):
+            workers.look()
+        child.kill()
+        deadline = time.monotonic() + 5
+        while not (found := lost_worker(tmp_path / "log", "sleep")):
+            assert time.monotonic() < deadline
+            workers.look()
+    assert (found.pid, found.status) == (child.pid, -9) and child.pid not in workers.titles
+
+
 def test_a_start_that_is_lost_is_given_up_although_the_engine_goes_on(tmp_path: Path) -> None:
     server = Server(FakeEngine(), PYTHON, fake_launch(ready_after=-1, lost_port=1), tmp_path / "log")
     try:
@@ -117,7 +140,7 @@ def test_status_says_failing_and_then_died(tmp_path: Path, monkeypatch: pytest.M
     try:
         told = state.status(record)
         assert told["state"] == "healthy"
-        worker = worker_of([process["pid"] for process in told["processes"]])
+        worker = worker_of(told["processes"][0]["pid"])
         os.kill(worker, signal.SIGKILL)
         killed = time.monotonic()
         while (told := state.status(record))["state"] == "healthy":

@@ -13,6 +13,7 @@ Says on stdout "pid N" once the engine runs, or "failed MESSAGE". Exits with the
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import json
@@ -186,7 +187,7 @@ class Workers:
         if len(titles) > 1 and pid not in self.noted:
             self.noted.add(pid)
             line = json.dumps({"pid": pid, "title": titles[-1] or titles[0], "status": status, "at": round(time.time(), 3)})
-            with self.path.open("a") as file:
+            with contextlib.suppress(OSError), self.path.open("a") as file:  # a full disk must not end the engine
                 file.write(line + "\n")
 
 
