@@ -82,8 +82,12 @@ def test_counts_are_the_servers_own_and_a_killed_bench_goes_on(
     counted_before = [server.generation_tokens() for server in servers]
     code, summary = bench(words, child_env)
     rows = read_jsonl(tmp_path / "launches.jsonl")
-    assert [row["launch"] for row in rows] == [0, 1, 2, 3] and 1 <= finished < 4 and summary["invalid"] == []
-    assert summary["depth"] == 3 and summary["order"] == "ABBA" and summary["cells"][0]["acceptance"]["rounds"] > 0
+    assert [row["launch"] for row in rows] == [0, 1, 2, 3] and 1 <= finished < 4
+    assert summary["depth"] == 3 and summary["order"] == "ABBA"
+    if endpoint == "completions":  # prompts that repeat themselves
+        assert summary["invalid"] == [] and summary["cells"][0]["acceptance"]["rounds"] > 0
+    else:  # n-gram speculation may find nothing to propose in sixteen tokens of a chat, and then the blocks say so
+        assert all(entry["arm"] == "speculative" and "did not move" in entry["reason"] for entry in summary["invalid"])
     for row in rows:
         assert all(cell["counter_tokens"] == cell["usage_tokens"] > 0 for cell in row["cells"]), row
     replies = read_jsonl(tmp_path / "requests.jsonl")
