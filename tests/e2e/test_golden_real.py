@@ -26,7 +26,17 @@ def test_the_engine_answers_as_committed(path: Path) -> None:
     made = runpy.run_path(str(GOLDEN / "make.py"))["make"](name)
     assert made["tools"] == committed["tools"]
     for was, now in zip(committed["cases"], made["cases"], strict=True):
-        assert now == was, was["name"]
+        assert settled(now) == settled(was), was["name"]
+
+
+def settled(case: dict[str, Any]) -> dict[str, Any]:
+    """Less what the processor decides: vLLM's CPU build splits the prefill of a target with MLA only where there is AMX."""
+    if "kv_lora_rank" not in (GOLDEN / "configs" / case["target"] / "config.json").read_text():
+        return case
+    outcome = dict(case["outcome"])
+    if "effective" in outcome:
+        outcome["effective"] = {name: value for name, value in outcome["effective"].items() if name != "max_num_batched_tokens"}
+    return case | {"outcome": outcome}
 
 
 def test_the_flag_table_is_what_the_parsers_take() -> None:
