@@ -6,7 +6,6 @@ The engine is the fake one; systemd, its journal and the namespaces that it runs
 from __future__ import annotations
 
 import json
-import os
 import socket
 import sys
 import time
@@ -39,8 +38,8 @@ else:
 
 @pytest.fixture(scope="module")
 def systemd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SystemdMachine]:
-    if not os.environ.get("DRAFTSMITH_SYSTEMD_LIVE"):
-        pytest.skip("set DRAFTSMITH_SYSTEMD_LIVE=1; it fails where the checkout lies under /tmp")
+    if Path(sys.executable).is_relative_to("/tmp") or Path(__file__).is_relative_to("/tmp"):
+        pytest.skip("the unit has a /tmp of its own (PrivateTmp), and this checkout lies in the other one")
     if reason := why_not():
         pytest.skip(reason)
     try:
