@@ -36,7 +36,7 @@ class Planned:
 
     @property
     def depth(self) -> int:
-        return self.launch.drafting.depth if self.launch.drafting else 0
+        return self.launch.depth
 
     def head(self) -> dict[str, Any]:
         """What every line about this launch begins with."""

@@ -56,6 +56,11 @@ class Launch:
         assert self.dummy_weights <= {"target", "drafter"}, self.dummy_weights
         assert (self.arm == "speculative") == (self.drafting is not None), (self.arm, self.drafting)
 
+    @property
+    def depth(self) -> int:
+        """Drafts per round; 0 for a baseline."""
+        return self.drafting.depth if self.drafting else 0
+
     def with_(self, **changes: Any) -> Launch:
         """A copy in which `flags` and `env` are added to the old ones and every other field is replaced."""
         for name in ("flags", "env"):

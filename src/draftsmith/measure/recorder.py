@@ -63,7 +63,7 @@ class Planned:
     @property
     def depth(self) -> int:
         """Drafts per round; 0 for a baseline."""
-        return self.launch.drafting.depth if self.launch.drafting else 0
+        return self.launch.depth
 
     @property
     def gpus(self) -> list[int] | None:
