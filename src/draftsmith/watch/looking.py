@@ -1,6 +1,7 @@
 """The tests of one look: is something lower than it should be, by more than chance can do?
 
-A look is a stretch of traffic of at least the window's length and MIN_ROUNDS rounds; looks do not overlap. Each quantity is held against a
+A look is a stretch of traffic of at least the window's length and MIN_ROUNDS rounds; looks do not overlap. After each, the last
+twelve together are tested as well, for what is too small for one. Each quantity is held against a
 threshold that lies well below what is expected, with the variance that it would have at that threshold (a score test). It is bad when it is
 below by the critical number of standard errors (spread.critical: Bonferroni over the tests of a day), and good again when it is above by
 1.96 of them; in between an alarm stays as it was.

@@ -17,6 +17,7 @@ DAY_S = 86400.0
 ROUNDS_OF_ONE = 500  # rounds in a row without an accepted draft
 TOKENS_OF_NONE = 500  # decoded tokens in a row without a round
 IDLE_S = 60.0
+LONG = 12  # looks that make a long one, which sees what is too small for one
 MIN_LOOKS = 3  # of the watch's own start, before something is held against it
 BALANCER = 3  # restarts among so few readings are none
 AMONG = 10
@@ -45,6 +46,7 @@ class Monitor:
     alarms: Alarms = field(default_factory=Alarms)
     dispersion: Dispersion = field(default_factory=Dispersion)
     look: Span = field(default_factory=Span)
+    long: list[Span] = field(default_factory=list)
     base: Span = field(default_factory=Span)
     base_looks: int = 0
     looks: int = 0
@@ -93,7 +95,7 @@ class Monitor:
 
     def begin_again(self, counts: LiveCounts) -> str:
         """Another process answers. What it is held against stays, unless it drafts otherwise."""
-        self.look, self.draftless, self.barren = Span(), Span(), 0
+        self.look, self.draftless, self.barren, self.long = Span(), Span(), 0, []
         self.quiet_s = 0.0
         self.dispersion.forget_last()
         said = "the server restarted (its counters began again): this interval is left out"
@@ -154,9 +156,12 @@ class Monitor:
             return
         look, self.look = self.look, Span()
         self.looks += 1
-        tests = max(1, 2 * (self.depth or 1) + 2)
         before = self.alarms.on
-        yield from self.judge(look, tests_per_day=tests * DAY_S / self.settings.window_s)
+        tests_per_day = 4 * (max(1, self.depth) + 1) * DAY_S / self.settings.window_s
+        yield from self.judge(look, tests_per_day)
+        self.long = [*self.long[1 - LONG :], look] if set(before) <= set(self.alarms.on) else []
+        if len(self.long) == LONG:
+            yield from self.judge(sum(self.long, Span()), tests_per_day, clears=False)
         if {*before, *self.alarms.on} - {"drift_from_report"}:  # a report of other prompts says nothing against the start of the watch
             self.dispersion.forget_last()
             return
@@ -165,8 +170,8 @@ class Monitor:
             self.base += look
             self.base_looks += 1
 
-    def judge(self, look: Span, tests_per_day: float) -> Iterator[str]:
-        """All tests of a look. An alarm with several tests goes on when one is bad and off when all are good."""
+    def judge(self, look: Span, tests_per_day: float, clears: bool = True) -> Iterator[str]:
+        """All tests of a look. An alarm with several tests goes on when one is bad and off when all are good; a long look ends none."""
         effect = self.dispersion.effect(look, self.running or 0.0)
         limit = critical(tests_per_day, self.dispersion.df)
         by_name: dict[str, list[Test]] = {}
@@ -174,8 +179,9 @@ class Monitor:
             by_name.setdefault(test.name, []).append(test)
         for name, tests in by_name.items():
             worst = min(tests, key=lambda test: (test.value - test.threshold) / test.error)
-            yield from self.alarms.judge(name, worst.bad(limit), all(test.good() for test in tests), worst.said, self.at_s)
-        if look.decoded >= TOKENS_OF_NONE and not self.uncounted:
+            good = clears and all(test.good() for test in tests)
+            yield from self.alarms.judge(name, worst.bad(limit), good, worst.said, self.at_s)
+        if clears and look.decoded >= TOKENS_OF_NONE and not self.uncounted:
             yield from self.alarms.judge("not_speculating", *speculates(look), self.at_s)
 
     def tests(self, look: Span, effect: float) -> Iterator[Test]:

@@ -2,8 +2,8 @@
 
 The variance of the mean over n rounds is D * v / n. v: variance of the accepted drafts of one round, from the counts. D: the design effect
 of samples that come in clusters (L. Kish, Survey Sampling, 1965, section 5.4): 1 + (rounds per request - 1) * r, with r the correlation
-within a request. r is not known at the start: a prior of 0.2 is believed like 20 looks and gives way to what the looks show. They show D by
-the squared differences of consecutive looks (J. von Neumann, 1941), which a slow drift does not inflate.
+within a request. r is not known at the start: a prior of 0.2 is believed like 20 looks and gives way to what the looks show, as a factor
+on D. They show it by the squared differences of consecutive looks (J. von Neumann, 1941), which a slow drift does not inflate.
 """
 
 from __future__ import annotations
@@ -38,39 +38,44 @@ def round_variance(acceptance: Acceptance) -> float:
 
 @dataclass
 class Dispersion:
-    """The design effect, learned look by look. `seen` and `weight` grow with the consecutive differences."""
+    """The design effect, learned look by look. `seen` and `weight` grow with the consecutive differences, in units of what was expected."""
 
     seen: float = 0.0
     weight: float = 0.0
-    last: Span | None = field(default=None, repr=False)
+    last: tuple[Span, float] | None = field(default=None, repr=False)
 
     def effect(self, span: Span, running: float) -> float:
         """D of a span, at least 1. running: requests in flight at its end."""
-        prior = self.prior(span, running)
-        return max(1.0, (PRIOR_LOOKS * prior + self.seen) / (PRIOR_LOOKS + self.weight))
+        return max(1.0, self.factor * prior_effect(span, running))
+
+    @property
+    def factor(self) -> float:
+        return (PRIOR_LOOKS + self.seen) / (PRIOR_LOOKS + self.weight)
 
     @property
     def df(self) -> float:
         return PRIOR_LOOKS + self.weight
 
-    @staticmethod
-    def prior(span: Span, running: float) -> float:
-        requests = span.rounds / ROUNDS_PER_REQUEST if span.requests is None else span.requests + running
-        return 1 + ALIKE * max(0.0, span.rounds / max(1.0, requests) - 1)
-
     def add(self, look: Span, running: float) -> None:
         """Learn from a look that is beyond suspicion."""
-        before, self.last = self.last, look
-        if before is None or not before.rounds or not look.rounds:
+        before, self.last = self.last, (look, running)
+        if before is None or not before[0].rounds or not look.rounds:
             return
-        expected = round_variance((before + look).acceptance) * (1 / before.rounds + 1 / look.rounds)
-        found = (look.accept_len - before.accept_len) ** 2 / expected
-        self.seen += PER_DIFFERENCE * min(found, MOST * self.effect(look, running))
+        clustered = sum(prior_effect(span, running) / span.rounds for span, running in (before, self.last))
+        expected = round_variance((before[0] + look).acceptance) * clustered
+        found = (look.accept_len - before[0].accept_len) ** 2 / expected
+        self.seen += PER_DIFFERENCE * min(found, MOST * self.factor)
         self.weight += PER_DIFFERENCE
 
     def forget_last(self) -> None:
         """The next look is not a neighbour of the last one."""
         self.last = None
+
+
+def prior_effect(span: Span, running: float) -> float:
+    """D with the prior of r."""
+    requests = span.rounds / ROUNDS_PER_REQUEST if span.requests is None else span.requests + running
+    return 1 + ALIKE * max(0.0, span.rounds / max(1.0, requests) - 1)
 
 
 def half_width(span: Span, effect: float) -> float:
