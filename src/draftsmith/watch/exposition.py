@@ -93,9 +93,13 @@ class Page:
             def log_message(self, format: str, *args: object) -> None:
                 """Quiet: stderr is the view's."""
 
+        class Server(ThreadingHTTPServer):
+            def handle_error(self, request: object, client_address: object) -> None:
+                """A reader that hung up is no event of the watch."""
+
         host, port = address_of(given)
         try:
-            self.server = ThreadingHTTPServer((host, port), Handler)
+            self.server = Server((host, port), Handler)
         except OSError as error:
             hint = "another port; 0 lets the system choose"
             raise EnvironmentFailed(f"--prometheus {given}: cannot listen on {host}:{port}: {error.strerror}", hint=hint) from None

@@ -1,10 +1,9 @@
 """The tests of one look: is something lower than it should be, by more than chance can do?
 
-A look is a stretch of traffic of at least the window's length and MIN_ROUNDS rounds; looks do not overlap. After each, the last
-twelve together are tested as well, for what is too small for one. Each quantity is held against a
-threshold that lies well below what is expected, with the variance that it would have at that threshold (a score test). It is bad when it is
-below by the critical number of standard errors (spread.critical: Bonferroni over the tests of a day), and good again when it is above by
-1.96 of them; in between an alarm stays as it was.
+A look is a stretch of traffic of at least the window's length and MIN_ROUNDS rounds; looks do not overlap. After each, the last twelve
+together are tested as well, for what is too small for one. Each quantity is held against a threshold that lies well below what is expected,
+with the variance that it would have at that threshold (a score test). It is bad when it is below by the critical number of standard errors
+(spread.critical: Bonferroni over the tests of a day), and good again when it is above by 1.96 of them; in between an alarm stays as it was.
 """
 
 from __future__ import annotations
@@ -85,12 +84,14 @@ def shares_of(look: Span, reference: Reference) -> Iterator[Share]:
     """The first draft over all rounds; each later one over the rounds that accepted the one before it."""
     if not look.reached or not reference.survival:
         return
-    yield Share("first_position_collapse", "draft 1 accepted in", look.reached[0], look.rounds, reference.survival[0], 1.0)
-    for i in range(1, min(len(look.reached), len(reference.survival))):
-        before, after = reference.survival[i - 1 : i + 1]
-        if before > 0 and look.reached[i - 1] >= MIN_ROUNDS / 2:
-            what = f"draft {i + 1} accepted where draft {i} was:"
-            yield Share("position_collapse", what, look.reached[i], look.reached[i - 1], after / before, before)
+    chances = (1.0, *reference.survival)
+    trials = (look.rounds, *look.reached)
+    for i in range(min(len(look.reached), len(reference.survival))):
+        if chances[i + 1] <= 0 or trials[i] < MIN_ROUNDS / 2:
+            continue  # what was never accepted cannot collapse; what is seldom reached says little
+        alarm = "position_collapse" if i else "first_position_collapse"
+        what = f"draft {i + 1} accepted where draft {i} was:" if i else "draft 1 accepted in"
+        yield Share(alarm, what, trials[i + 1], trials[i], chances[i + 1] / chances[i], chances[i])
 
 
 def mean_test(look: Span, reference: Reference, effect: float, margin: float) -> Test | None:

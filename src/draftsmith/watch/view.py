@@ -42,7 +42,7 @@ def status_line(monitor: Monitor) -> str:
 
 
 class View:
-    """Where lines go. Nothing is drawn in place when quiet or not on a terminal; alarms are told even then when quiet is not asked."""
+    """Where lines go: what happened stays, how it is now is drawn in place on a terminal and said once a minute elsewhere."""
 
     def __init__(self, talk: Talk, stream: TextIO | None = None) -> None:
         self.talk, self.stream = talk, stream or sys.stderr
