@@ -22,7 +22,7 @@ from draftsmith.measure.credentials import VARIABLE
 from draftsmith.watch.command import Asked, Watch
 from draftsmith.watch.monitor import Settings
 from draftsmith.watch.view import View, status_line
-from mock_server import MockServer
+from mock_server import Behaviour, MockServer
 
 
 def run(capfd: pytest.CaptureFixture[str], server: MockServer, *words: str, code: int = 0) -> tuple[list[Any], str]:
@@ -57,6 +57,18 @@ def test_an_alarm_is_said_and_is_the_exit_code(capfd: pytest.CaptureFixture[str]
     with Scripted(moves(400, 0.0, 0.0, 0.0)) as server:
         [], err = run(capfd, server, *BRIEFLY, code=4)
     assert "ALARM accept_len_one: accept_len exactly 1.00 over" in err and "do: switch speculation off" in err
+
+
+def test_a_server_without_a_drafter(capfd: pytest.CaptureFixture[str]) -> None:
+    """As after a restart that lost its flags: nothing is on the page, and tokens flow."""
+
+    def step(server: Scripted) -> None:
+        server.tokens += 300
+
+    with Scripted(step) as server:
+        server.behaviour = Behaviour()
+        _, err = run(capfd, server, *BRIEFLY, code=4)
+    assert "no drafts (as far as it tells)" in err and "ALARM not_speculating" in err and "accept_len_one" not in err
 
 
 def test_once_judges_what_was_counted_since_the_start(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
