@@ -34,13 +34,13 @@ def watch_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--window-s", metavar="S", type=float, help="what is shown, and the least length of a look (default 300)")
     command.add_argument("--baseline-s", metavar="S", type=float, help="the start that decay is measured from (default 3600)")
     command.add_argument("--margin", metavar="SHARE", type=float, help="of accept_len that may be lost without an alarm (default 0.1)")
-    command.add_argument("--once", action="store_true", help="judge all that was counted since the server's start, and end (cron, CI)")
+    command.add_argument("--once", action="store_true", help="judge all that was counted since the server's start, and end")
     command.add_argument("--for-s", metavar="S", type=float, help="end after so many seconds (default: at Ctrl-C)")
     command.add_argument("--prometheus", metavar="[HOST]:PORT", help="serve /metrics there; only for this machine unless HOST is given")
     command.add_argument("--textfile", metavar="FILE.prom", type=Path, help="write the same for node_exporter's textfile collector")
     command.epilog = (
         "--json prints one JSON line per interval and a summary as the last line; with --once the summary alone. Exit code 0 without an"
-        " alarm, 4 when one went on, 3 when --once or --for-s saw no round. A key comes from DRAFTSMITH_API_KEY in the environment."
+        " alarm, 4 when one went on, 3 when --once or --for-s saw fewer than 200 rounds. A key comes from the variable DRAFTSMITH_API_KEY."
     )
 
 

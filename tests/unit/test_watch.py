@@ -161,6 +161,17 @@ def test_not_speculating() -> None:
     assert "alarm not_speculating is over: 0 % of" in told[1] and int(told[1].split(":")[0]) >= 30
 
 
+def test_a_drafter_that_seldom_proposes_is_told_without_enough_rounds_for_a_look() -> None:
+    """As n-gram drafting on text that does not repeat: one round in a hundred tokens, and those rounds are good."""
+    monitor = Monitor(Settings(10.0, 60.0, 600.0), DEPTH)
+    told: list[str] = []
+    for i in range(20):
+        counts = LiveCounts(500 * i, 5 * i, 5 * i, 15 * i, 15 * i, (5 * i, 5 * i, 5 * i), 4.0)
+        told += monitor.read(counts, 10.0 * i)
+    assert monitor.alarms.on == ["not_speculating"] and monitor.looks == 0
+    assert told[0].startswith("ALARM not_speculating: 96 % of 2,970 decoded tokens came without drafts")
+
+
 # --- restarts, silence, losses ---------------------------------------------------------------------------------------
 
 

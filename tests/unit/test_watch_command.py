@@ -81,7 +81,8 @@ def test_once_judges_what_was_counted_since_the_start(capfd: pytest.CaptureFixtu
         assert cli.main(["watch", server.url, "--once"]) == 0
         assert "since the server's start: accept_len 1.17" in capfd.readouterr().out
     with Scripted(lambda server: None) as server:
-        assert cli.main(["watch", server.url, "--once"]) == 3  # nothing could be judged
+        assert cli.main(["watch", server.url, "--once"]) == 3
+        assert "fewer than 200 rounds: nothing was judged" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -23,11 +23,12 @@ from draftsmith.measure.attached import Attached
 from draftsmith.watch.counting import Span
 from draftsmith.watch.expected import Reference, expected_of
 from draftsmith.watch.exposition import Page, text_of, textfile
+from draftsmith.watch.looking import MIN_ROUNDS
 from draftsmith.watch.monitor import Monitor, Settings
 from draftsmith.watch.view import View, as_dict, interval_record, status_line, window_record
 
 READERS: dict[str, ModuleType] = {"vllm": vllm, "sglang": sglang}
-ALARMED, NOTHING_SEEN = 4, 3  # exit codes: a check failed; nothing could be judged
+ALARMED, TOO_FEW = 4, 3  # exit codes: a check failed; nothing could be judged
 
 
 @dataclass(frozen=True)
@@ -202,7 +203,8 @@ class Watch:
         monitor = self.monitor
         total, expected = monitor.meter.total, monitor.expected
         bounded = self.asked.once or self.asked.for_s is not None
-        code = ALARMED if monitor.alarms.fired else NOTHING_SEEN if bounded and not total.rounds and not monitor.uncounted else 0
+        too_few = bounded and total.rounds < MIN_ROUNDS and not monitor.uncounted
+        code = ALARMED if monitor.alarms.fired else TOO_FEW if too_few else 0
         alarms = {name: asdict(monitor.alarms.state[name]) for name in monitor.alarms.fired}
         for alarm in alarms.values():
             alarm["since_s"] -= self.begun_s
@@ -228,7 +230,7 @@ class Watch:
 
 
 def watch(asked: Asked, talk: Talk) -> tuple[Any, str, int]:
-    """(document, text, exit code): 0 without an alarm, 4 when one went on, 3 when a bounded watch saw no round.
+    """(document, text, exit code): 0 without an alarm, 4 when one went on, 3 when a bounded watch saw too few rounds.
 
     With JSON lines the summary is the last line, and the document None.
     """
@@ -256,7 +258,8 @@ def once(asked: Asked, talk: Talk) -> tuple[Any, str, int]:
     watching.readings = 1
     watching.publish()
     document = watching.summary("once", None)
-    return document, f"since the server's start: {status_line(watching.monitor)}", document["exit_code"]
+    few = f"\nfewer than {MIN_ROUNDS} rounds: nothing was judged" if document["exit_code"] == TOO_FEW else ""
+    return document, f"since the server's start: {status_line(watching.monitor)}{few}", document["exit_code"]
 
 
 def in_words(document: dict[str, Any], total: Span) -> str:
@@ -268,4 +271,6 @@ def in_words(document: dict[str, Any], total: Span) -> str:
         lines.append(f"{document['missed']} readings failed, {document['restarts']} restarts of the server")
     for name, alarm in document["alarms"].items():
         lines.append(f"alarm {name}, {'still on' if alarm['on'] else 'over'}: {alarm['said']}")
-    return "\n".join(lines if document["alarms"] else [*lines, "no alarm"])
+    few = document["exit_code"] == TOO_FEW
+    last = f"fewer than {MIN_ROUNDS} rounds: nothing was judged" if few else "no alarm"
+    return "\n".join(lines if document["alarms"] else [*lines, last])

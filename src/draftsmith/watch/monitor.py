@@ -59,6 +59,7 @@ class Monitor:
     def __post_init__(self) -> None:
         self.meter = Meter(self.settings.window_s)
         self.barren, self.draftless = 0, Span()  # rounds since the last accepted draft, and what was decoded since the last round
+        self.decoding = Span()  # since the last judgement of how much comes without drafts
         self.uncounted = False  # the server tells an average of its own, and no rounds
         self.quiet_s, self.quiet_told = 0.0, False
         self.lost_s = 0.0
@@ -77,7 +78,7 @@ class Monitor:
         if reset:
             told.append(self.begin_again(counts))
         if span is not None:
-            told += [*self.idle(span), *self.rows(span), *self.add(span)]
+            told += [*self.idle(span), *self.rows(span), *self.without_drafts(span), *self.add(span)]
         return told
 
     def take(self, counts: LiveCounts) -> None:
@@ -95,7 +96,7 @@ class Monitor:
 
     def begin_again(self, counts: LiveCounts) -> str:
         """Another process answers. What it is held against stays, unless it drafts otherwise."""
-        self.look, self.draftless, self.barren, self.long = Span(), Span(), 0, []
+        self.look, self.draftless, self.decoding, self.barren, self.long = Span(), Span(), Span(), 0, []
         self.quiet_s = 0.0
         self.dispersion.forget_last()
         said = "the server restarted (its counters began again): this interval is left out"
@@ -116,6 +117,8 @@ class Monitor:
         self.meter.spans.append(span)
         self.meter.total = span
         told = list(self.rows(span))
+        if span.decoded >= TOKENS_OF_NONE and not self.uncounted:
+            told += self.alarms.judge("not_speculating", *speculates(span), self.at_s)
         return told + (list(self.judge(span, tests_per_day=2.0 * max(1, self.depth))) if span.rounds >= MIN_ROUNDS else [])
 
     # --- what needs no statistics ---
@@ -146,6 +149,13 @@ class Monitor:
             at = f", {self.running:.0f} requests running" if self.running is not None else ""
             said = f"{self.draftless.decoded:,} decoded tokens in a row without a round{at}"
             yield from self.alarms.judge("not_speculating", True, False, said, self.at_s)
+
+    def without_drafts(self, span: Span) -> Iterator[str]:
+        """Most tokens came without drafts, in a window's worth of traffic; it may have too few rounds for a look."""
+        self.decoding = Span() if self.uncounted else self.decoding + span
+        if self.decoding.seconds >= self.settings.window_s and self.decoding.decoded >= TOKENS_OF_NONE:
+            yield from self.alarms.judge("not_speculating", *speculates(self.decoding), self.at_s)
+            self.decoding = Span()
 
     # --- looks ---
 
@@ -181,8 +191,6 @@ class Monitor:
             worst = min(tests, key=lambda test: (test.value - test.threshold) / test.error)
             good = clears and all(test.good() for test in tests)
             yield from self.alarms.judge(name, worst.bad(limit), good, worst.said, self.at_s)
-        if clears and look.decoded >= TOKENS_OF_NONE and not self.uncounted:
-            yield from self.alarms.judge("not_speculating", *speculates(look), self.at_s)
 
     def tests(self, look: Span, effect: float) -> Iterator[Test]:
         if self.expected is not None:
