@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from draftsmith import __version__, commands, converting, costs, measuring, serving, verifying
+from draftsmith import __version__, commands, converting, costs, measuring, serving, verifying, watching
 from draftsmith.errors import DraftsmithError, UsageError
 from draftsmith.stages import STAGES
 
@@ -56,7 +56,7 @@ OTHER = {  # command: (what it does, its handler, its argument)
     "target list": ("models that can be fetched, and those that are", commands.list_targets, ""),
 }
 # the commands of the other modules: name: (what it does, its handler, its arguments, how it is called)
-AROUND = serving.COMMANDS | measuring.COMMANDS | costs.COMMANDS | converting.COMMANDS | verifying.COMMANDS
+AROUND = serving.COMMANDS | measuring.COMMANDS | costs.COMMANDS | converting.COMMANDS | verifying.COMMANDS | watching.COMMANDS
 SHOW = "print training samples decoded, with the loss mask"
 
 
@@ -254,7 +254,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write("\nerror: this is a fault of Draftsmith itself, please report it with the lines above\n")
         document, text, code = failure("Fault", f"{type(error).__name__}: {error}", "please report it", FAULT)
     if as_json:
-        print(json.dumps(document, indent=2))
+        if document is not None:  # `watch` has printed its lines
+            print(json.dumps(document, indent=2))
     elif text:
         print(text)
     return code

@@ -33,3 +33,9 @@ def total_by(metrics_text: str, name: str, label: str) -> dict[str, int]:
         if label in labels:
             totals[labels[label]] = totals.get(labels[label], 0) + round(value)
     return totals
+
+
+def gauge(metrics_text: str, name: str) -> float | None:
+    """Sum of a gauge over all its labels, or None when the page does not have it."""
+    found = samples(metrics_text, name)
+    return sum(value for _, value in found) if found else None

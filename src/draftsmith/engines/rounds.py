@@ -40,6 +40,25 @@ class RoundCounts:
 
 
 @dataclass(frozen=True)
+class LiveCounts:
+    """What a metrics page tells of traffic now, cumulative since the server started. None: the server does not tell; () for `reached`.
+
+    rounds, drafted, accepted, reached: of speculation; reached[i] = rounds that accepted at least i + 1 drafts. requests: finished ones.
+    running: requests in flight. told_accept_len: the server's own average, over a time of its choosing. born: Unix time of its start.
+    """
+
+    tokens: int | None = None
+    requests: int | None = None
+    rounds: int | None = None
+    drafted: int | None = None
+    accepted: int | None = None
+    reached: tuple[int, ...] = ()
+    running: float | None = None
+    told_accept_len: float | None = None
+    born: float | None = None
+
+
+@dataclass(frozen=True)
 class Spans:
     """Names that an engine gives to parts of a step in its traces, as patterns.
 

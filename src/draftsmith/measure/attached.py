@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import http.client
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
@@ -13,7 +10,8 @@ from draftsmith.engines.counters import total_by
 from draftsmith.engines.protocol import Arm, Engine
 from draftsmith.engines.registry import ENGINES
 from draftsmith.errors import EnvironmentFailed
-from draftsmith.measure.credentials import VARIABLE, api_key, headers_for, hidden, server_url, variable_of
+from draftsmith.measure.credentials import VARIABLE, api_key, server_url, variable_of
+from draftsmith.measure.pages import ask
 from draftsmith.measure.protocol import Starter
 from draftsmith.measure.recorder import Planned, Serving
 from draftsmith.metrics import Acceptance
@@ -21,7 +19,6 @@ from draftsmith.metrics import Acceptance
 TIMEOUT_S = 20.0
 POSITIONS = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 NEEDED = ("/v1/models", "/metrics")  # other pages may be for administrators only; without them less is known
-DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # as the load client, which knows no proxy either
 
 
 class Attached:
@@ -51,19 +48,13 @@ class Attached:
     def page(self, path: str) -> str | None:
         """The text of a page; None when the server does not have it. Raises EnvironmentFailed when it does not answer, or lets nobody
         look at a page without which nothing can be measured."""
-        request = urllib.request.Request(f"{self.url}{path}")
-        for name, value in headers_for(self.key).items():
-            request.add_unredirected_header(name, value)  # the key is for this server alone
         try:
-            with DIRECT.open(request, timeout=TIMEOUT_S) as answer:
-                return answer.read().decode()
-        except urllib.error.HTTPError as error:
-            if error.code in (401, 403) and path in NEEDED:
-                raise self.refused(path, error.code) from None
-            return None
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            why = error.reason if isinstance(error, urllib.error.URLError) else error
-            raise EnvironmentFailed(f"no server answers at {self.url}: {hidden(str(why), self.key)}", hint="start it first") from None
+            status, text = ask(f"{self.url}{path}", key=self.key, timeout_s=TIMEOUT_S)
+        except ConnectionError as error:
+            raise EnvironmentFailed(f"no server answers at {self.url}: {error}", hint="start it first") from None
+        if status in (401, 403) and path in NEEDED:
+            raise self.refused(path, status)
+        return text if status == 200 else None
 
     def refused(self, path: str, status: int) -> EnvironmentFailed:
         """What to say when the server wants another key, or one at all."""

@@ -6,14 +6,13 @@ between starts, so its intervals are over blocks, and every summary says so.
 
 from __future__ import annotations
 
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 from draftsmith.engines.protocol import Launch
 from draftsmith.errors import EnvironmentFailed, UsageError
+from draftsmith.measure.pages import ask
 from draftsmith.measure.protocol import Starter
 from draftsmith.measure.recorder import Planned, Serving
 from draftsmith.settings import FlagValue
@@ -56,15 +55,13 @@ def switch_for(package: str) -> Switch:
 
 def post(server: Serving, path: str) -> None:
     """POST without a body worth reading. Raises EnvironmentFailed."""
-    request = urllib.request.Request(f"{server.url}{path}", data=b"{}", headers={"Content-Type": "application/json"}, method="POST")
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S):
-            pass
-    except urllib.error.HTTPError as error:
-        raise EnvironmentFailed(f"{server.url}{path} answered {error.code}: this server cannot sleep", hint="bench.mode=launch") from error
-    except OSError as error:
+        status, _ = ask(f"{server.url}{path}", {}, timeout_s=TIMEOUT_S)
+    except ConnectionError as error:
         server.check_alive()
         raise EnvironmentFailed(f"{server.url}{path} did not answer: {error}", hint="the engine's log in the bench folder") from error
+    if status >= 400:
+        raise EnvironmentFailed(f"{server.url}{path} answered {status}: this server cannot sleep", hint="bench.mode=launch")
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import json
 import os
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +11,7 @@ from urllib.parse import urlsplit
 from draftsmith.engines.secrets import KEY_VARIABLE
 from draftsmith.engines.server import await_answer
 from draftsmith.errors import EnvironmentFailed, UsageError
+from draftsmith.measure.pages import ask
 
 
 def connect(url: str, timeout_s: float) -> tuple[http.client.HTTPConnection, str]:
@@ -44,13 +44,8 @@ def answer(url: str, timeout_s: float, look: Callable[[], None]) -> int | None:
 
 def fetch(url: str, body: Any = None, timeout_s: float = 120.0) -> tuple[int, str]:
     """(status, text) of a GET, or of a POST when there is a body. Raises EnvironmentFailed when nobody answers."""
-    connection, path = connect(url, timeout_s)
+    connect(url, timeout_s)  # refuses what is no URL; nothing is sent
     try:
-        text = None if body is None else json.dumps(body)
-        connection.request("GET" if body is None else "POST", path, text, headers())
-        response = connection.getresponse()
-        return response.status, response.read().decode(errors="replace")
-    except (OSError, http.client.HTTPException) as error:
-        raise EnvironmentFailed(f"{url} does not answer: {error!r}", hint="draftsmith serve status") from error
-    finally:
-        connection.close()
+        return ask(url, body, os.environ.get(KEY_VARIABLE, ""), timeout_s)
+    except ConnectionError as error:
+        raise EnvironmentFailed(f"{url} does not answer: {error}", hint="draftsmith serve status") from error

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from draftsmith.engines.counters import samples, total
+from draftsmith.engines.counters import gauge, samples, total
 from draftsmith.engines.protocol import Launch
-from draftsmith.engines.rounds import RoundCounts, Spans
+from draftsmith.engines.rounds import LiveCounts, RoundCounts, Spans
 
 # 0.5.17 names a step after its forward mode, 0.5.23 after its role; without speculation a step is DECODE
 VERIFY = r"^step\[(TARGET_VERIFY|VERIFY|DECODE)\b"
@@ -35,3 +35,24 @@ def round_counts(metrics_text: str) -> RoundCounts | None:
     verifies = total(metrics_text, "sglang:spec_verify_calls_total")
     decode_s = sum(value for _, value in whole) - sum(value for _, value in first)
     return RoundCounts(verifies if verifies else tokens - requests, tokens, requests, decode_s)
+
+
+def live_counts(metrics_text: str) -> LiveCounts:
+    """Of finished requests: each brings all its rounds and tokens at once. Positions are not on the page, at any depth.
+
+    A request's first token comes from the prefill, every other one from a round; so accepted = tokens - requests - rounds. Its last round
+    may have accepted more than the answer had room for, which makes accept_len of short answers a little too low.
+    """
+    tokens = total(metrics_text, "sglang:generation_tokens_total")
+    requests = total(metrics_text, "sglang:num_requests_total")
+    rounds = total(metrics_text, "sglang:spec_verify_calls_total")
+    told = samples(metrics_text, "sglang:spec_accept_length")
+    accepted = tokens - requests - rounds if tokens is not None and requests is not None and rounds is not None else None
+    return LiveCounts(
+        tokens=tokens,
+        requests=requests,
+        rounds=None if accepted is None else rounds,
+        accepted=accepted,
+        running=gauge(metrics_text, "sglang:num_running_reqs"),
+        told_accept_len=sum(value for _, value in told) / len(told) if told else None,
+    )

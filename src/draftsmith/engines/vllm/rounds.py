@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from draftsmith.engines.counters import samples, total
+from draftsmith.engines.counters import gauge, samples, total, total_by
 from draftsmith.engines.protocol import Launch
-from draftsmith.engines.rounds import RoundCounts, Spans
+from draftsmith.engines.rounds import LiveCounts, RoundCounts, Spans
 
 # postprocess is where the target's logits are computed
 SPANS = Spans(
@@ -46,4 +46,19 @@ def round_counts(metrics_text: str) -> RoundCounts | None:
     rounds = drafts if drafts is not None else tokens - requests
     return RoundCounts(
         rounds, tokens, requests, sum(value for _, value in seconds), total(metrics_text, "vllm:iteration_tokens_total_count")
+    )
+
+
+def live_counts(metrics_text: str) -> LiveCounts:
+    """Of all requests, as rounds happen. Positions are those of the page, 0 first; there from the start when the server speculates."""
+    by_position = total_by(metrics_text, "vllm:spec_decode_num_accepted_tokens_per_pos_total", "position")
+    return LiveCounts(
+        tokens=total(metrics_text, "vllm:generation_tokens_total"),
+        requests=total(metrics_text, "vllm:request_decode_time_seconds_count"),
+        rounds=total(metrics_text, "vllm:spec_decode_num_drafts_total"),
+        drafted=total(metrics_text, "vllm:spec_decode_num_draft_tokens_total"),
+        accepted=total(metrics_text, "vllm:spec_decode_num_accepted_tokens_total"),
+        reached=tuple(by_position.get(str(position), 0) for position in range(len(by_position))),
+        running=gauge(metrics_text, "vllm:num_requests_running"),
+        born=gauge(metrics_text, "process_start_time_seconds"),
     )
