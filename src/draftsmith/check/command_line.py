@@ -73,6 +73,12 @@ def parse_command(words: Sequence[str]) -> Pasted:
     return read_flags([expand(word, env) for word in up_to_the_end(words[position:])], family, env, version)
 
 
+def parse_argv(argv: Sequence[str], env: Mapping[str, str]) -> Pasted:
+    """The words of a process as they are, without a shell before them: nothing is split, cut or put in. Raises UsageError."""
+    position, family, _ = entry_point(argv)
+    return read_flags(argv[position:], family, env, None)
+
+
 # --- words -----------------------------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from draftsmith.check.args import Args
-from draftsmith.check.command_line import Pasted, parse_command, unexpanded
+from draftsmith.check.command_line import Pasted, unexpanded
 from draftsmith.check.raises import raised
 from draftsmith.check.since import LOADER
 from draftsmith.check.subject import Family, Subject
@@ -53,9 +53,8 @@ class Model:
     text: str = ""  # as it was named
 
 
-def make_subject(asked: Asked, words: Sequence[str]) -> tuple[Subject, list[Finding]]:
+def make_subject(asked: Asked, pasted: Pasted) -> tuple[Subject, list[Finding]]:
     """The subject, and what was noticed on the way. Raises UsageError where a word cannot be meant."""
-    pasted = parse_command(words) if words else Pasted(None)
     flags = {**(read_flag_file(asked.config) if asked.config else {}), **pasted.flags}
     name, version = engine_of(asked, pasted, flags)
     family: Family = "sglang" if name == "sglang" else "vllm"
