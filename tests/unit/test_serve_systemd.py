@@ -123,8 +123,10 @@ def test_a_unit_says_what_a_service_needs(tmp_path: Path) -> None:
     ("what", "is_hidden"),
     [("nothing", False), ("target", True), ("drafter", True), ("a link", True), ("a flag", True), ("a variable", True), ("no file", False)],
 )
-def test_what_lies_in_tmp_is_not_hidden_from_the_service(what: str, is_hidden: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PrivateTmp gives a service an empty /tmp: left out, and said, where interpreter, target, drafter or a named file lie in the real one."""
+def test_what_lies_in_tmp_is_not_hidden_from_the_service(
+    what: str, is_hidden: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PrivateTmp gives a service an empty /tmp: left out, and said, where something that it needs is in the real one."""
     monkeypatch.setattr(environment, "TMP", (tmp_path / "tmp",))
     monkeypatch.setattr(environment, "TMP_PATH", re.compile(re.escape(str(tmp_path / "tmp")) + r"/\w+"))
     for name in ("tmp", "tmp/x", "here"):

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from drafter_folders import TARGET, write_drafter
 
 from draftsmith import cli

@@ -9,8 +9,8 @@ from typing import Any
 
 from draftsmith.check.command_line import Pasted, parse_argv, parse_command
 from draftsmith.check.inputs import Asked, make_subject
-from draftsmith.check.resolution import Resolution
 from draftsmith.check.pins import broken_pins
+from draftsmith.check.resolution import Resolution
 from draftsmith.check.rules import by_severity, check_subject
 from draftsmith.check.show import document, text
 from draftsmith.check.subject import Subject
@@ -38,7 +38,7 @@ def refuse(engine: str, python: Path, argv: Sequence[str], env: Mapping[str, str
 
     engine: NAME==VERSION. Raises CheckFailed naming the first errors.
     """
-    subject, resolution = judged(Asked(engine=engine), parse_argv(argv, env), python)
+    _, resolution = judged(Asked(engine=engine), parse_argv(argv, env), python)
     wrong = errors(resolution.findings)
     if wrong:
         hint = f"{wrong[0].code}: {wrong[0].fix} (draftsmith check --explain {wrong[0].code}; --no-check starts it all the same)"

@@ -16,8 +16,8 @@ from typing import Any
 from packaging.version import Version
 
 from draftsmith.check.args import whole
-from draftsmith.check.command_line import unexpanded
 from draftsmith.check.raises import raised
+from draftsmith.check.shell import unexpanded
 from draftsmith.check.since import table
 from draftsmith.check.subject import Family, Subject
 from draftsmith.findings import Finding
@@ -75,7 +75,11 @@ def canonical(subject: Subject) -> tuple[Subject, list[Finding]]:
         negated = name.startswith("no-") and name[3:] in flags_of(subject.family, subject.version)
         name, value = (name[3:], False) if negated else (name, value)
         findings += value_findings(subject, name, value)
-        flags[names.get(name, name)] = value
+        name = names.get(name, name)
+        if name in flags and flags[name] != value:
+            twice = f"--{name} is given under two names, with different values"
+            findings.append(Finding("DS434", "warning", twice, "the last one wins", "keep one"))
+        flags[name] = value
     all_of_them = UNPLACED.format(words=" ".join(unplaced))
     findings = [dataclasses.replace(finding, raises=all_of_them) if finding.raises == UNPLACED else finding for finding in findings]
     return dataclasses.replace(subject, flags=flags), findings

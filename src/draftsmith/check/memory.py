@@ -205,4 +205,5 @@ def cache_findings(subject: Subject, table: Estimate) -> list[Finding]:
         f"about {left / GIB:.1f} are left (some {table.tokens_left:,} tokens)"
     )
     fix = "plan fewer or shorter requests, give the engine more memory or GPUs, or use an fp8 KV cache"
-    return [Finding("DS512", "warning", evidence, "requests queue or are preempted, and speed falls", fix)]
+    severity = "warning" if subject.context_length is not None else "info"  # nobody said that requests are that long
+    return [Finding("DS512", severity, evidence, "requests queue or are preempted, and speed falls", fix)]
