@@ -163,7 +163,7 @@ def guessed(text: str | None) -> Model:
 
 def looked_up(text: str) -> Model:
     """The same. Raises OSError."""
-    path = Path(text).expanduser()
+    path = Path(os.path.expanduser(text))
     if not text:
         return Model({}, None, "empty", text)
     if path.is_file():

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 from packaging.version import InvalidVersion, Version
 
+from draftsmith.check.kinds import problems
 from draftsmith.check.raises import raised
 from draftsmith.findings import Finding, Severity
 from draftsmith.models.text_config import text_part
@@ -25,13 +26,15 @@ def taps_table() -> dict[str, Any]:
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
-    """A config.json as it stands. Raises OSError, and ValueError for what no engine can read: other encodings, no JSON, no mapping."""
+    """A config.json as it stands. Raises OSError, and ValueError for what no engine can use: no JSON, no mapping, words for numbers."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
     if not isinstance(config, dict):
         raise ValueError(f"{path} holds {type(config).__name__}, not a mapping")
+    if wrong := list(problems(config)):
+        raise ValueError(f"{path}: {'; '.join(wrong[:3])}")
     return config
 
 
