@@ -31,20 +31,37 @@ LAUNCH = re.compile(r"\b(?:sglang\.launch_server|vllm\.entrypoints\.openai\.api_
 NO_SERVER = re.compile(r"^(?:sglang\.bench_\w+|sglang_router\.\w+|trtllm-serve|llama-server|lmdeploy|ollama|text-generation-launcher)$")
 SHORT: dict[str, dict[str, str]] = {
     "vllm": {
-        "tp": "tensor-parallel-size",
-        "pp": "pipeline-parallel-size",
-        "dp": "data-parallel-size",
-        "sc": "speculative-config",
-        "q": "quantization",
-        "cc": "compilation-config",
         "ac": "attention-config",
-        "O": "optimization-level",
+        "asc": "api-server-count",
+        "cc": "compilation-config",
+        "dc": "diffusion-config",
+        "dcp": "decode-context-parallel-size",
+        "dp": "data-parallel-size",
+        "dpa": "data-parallel-address",
+        "dpb": "data-parallel-backend",
+        "dpe": "data-parallel-external-lb",
+        "dph": "data-parallel-hybrid-lb",
+        "dpl": "data-parallel-size-local",
+        "dpm": "data-parallel-multi-port-external-lb",
+        "dpn": "data-parallel-rank",
+        "dpp": "data-parallel-rpc-port",
+        "dpr": "data-parallel-start-rank",
+        "ep": "enable-expert-parallel",
         "h": "help",
+        "n": "nnodes",
+        "O": "optimization-level",
+        "pcp": "prefill-context-parallel-size",
+        "pp": "pipeline-parallel-size",
+        "q": "quantization",
+        "r": "node-rank",
+        "sc": "speculative-config",
+        "tp": "tensor-parallel-size",
     },
     "sglang": {"h": "help"},
 }
 # switches that a word may follow which is not theirs: only the model's name of `vllm serve` is a bare word
 SWITCH = re.compile(r"^(no|enable|disable|enforce|trust|skip|use|async|language-model)-")
+MODEL = {"vllm": "model", "sglang": "model-path"}
 DASHES = "\u2010\u2011\u2012\u2013\u2014\u2212"  # what a web page makes of two hyphens
 
 
@@ -59,6 +76,7 @@ class Pasted:
     repeated: tuple[str, ...] = ()  # flags given more than once, with different values
     unread: tuple[str, ...] = ()  # words that belong to no flag
     odd_dashes: tuple[str, ...] = ()  # words that begin with a dash that is no hyphen
+    one_dash: tuple[str, ...] = ()  # flags with one dash that the engine does not have so
     more: int = 0  # launches in the text behind the one that was read
 
 
@@ -159,8 +177,9 @@ def read_flags(words: Sequence[str], family: Family | None, env: Mapping[str, st
     repeated, unread = [], []
     for name, values in grouped(words, family):
         if name is None:
-            if family == "vllm" and "model" not in flags:
-                flags["model"] = values[0]
+            key = MODEL.get(family or "")
+            if key and key not in flags and (family == "vllm" or not flags):  # `sglang serve MODEL`, and nothing before it
+                flags[key] = values[0]
                 values = values[1:]
             unread += values
             continue
@@ -176,7 +195,14 @@ def read_flags(words: Sequence[str], family: Family | None, env: Mapping[str, st
     for outer, inner in nested.items():
         flags[outer] = json.dumps({**loads(flags.get(outer)), **inner})
     odd = tuple(word for word in words if word[:1] in DASHES and len(word) > 1)
-    return Pasted(family, flags, env, version, tuple(dict.fromkeys(repeated)), tuple(unread), odd)
+    one_dash = tuple(word for word in words if family and re.match(r"-[A-Za-z]\w", word) and not short_name(word, family))
+    return Pasted(family, flags, env, version, tuple(dict.fromkeys(repeated)), tuple(unread), odd, one_dash)
+
+
+def short_name(word: str, family: Family | None) -> str | None:
+    """The flag that a word with one dash means, before `=` and a dot; None when there is none."""
+    name = re.split(r"[=.]", word[1:], maxsplit=1)[0]
+    return "optimization-level" if re.fullmatch(r"O\d", name) else SHORT.get(family or "", {}).get(name)
 
 
 def grouped(words: Sequence[str], family: Family | None) -> Iterator[tuple[str | None, list[str]]]:

@@ -47,7 +47,10 @@ def gpu_findings(subject: Subject) -> list[Finding]:
         return []
     shown = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
     evidence = f"{shown} needs {ranks} GPUs, the launch gets {there}" + (" on each node" if args.number("nnodes") else "")
-    why = "a worker without a GPU stops with a CUDA error (invalid device ordinal) while the engine starts"
+    why = {
+        "sglang": "a worker without a GPU stops with a CUDA error (invalid device ordinal) while the engine starts",
+        "vllm": "vLLM stops: the world size is larger than the number of available GPUs",
+    }[subject.family]
     return [Finding("DS469", "error", evidence, why, f"as many ranks as GPUs (--gpus or CUDA_VISIBLE_DEVICES says {there})")]
 
 

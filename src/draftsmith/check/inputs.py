@@ -243,6 +243,16 @@ def missing_findings(target: Model, drafter: Model) -> list[Finding]:
     return findings
 
 
+def no_model(pasted: Pasted) -> list[Finding]:
+    """A launch without the model that it is to serve."""
+    names = {name.replace("_", "-") for name in pasted.flags}
+    if pasted.family is None or names & {*MODEL_FLAGS[pasted.family], "model-tag", "help", "config"}:
+        return []
+    if pasted.family == "sglang":
+        return [Finding("DS470", "error", "no --model-path", "SGLang stops: it does not know what to serve", "add --model-path MODEL")]
+    return [Finding("DS470", "warning", "no model", "vLLM serves a small model of its own choice", "vllm serve MODEL ...")]
+
+
 def paste_findings(pasted: Pasted) -> list[Finding]:
     """Oddities of the pasted text."""
     findings = [
@@ -256,6 +266,18 @@ def paste_findings(pasted: Pasted) -> list[Finding]:
         )
         for word in pasted.odd_dashes
     ]
+    findings += [
+        Finding(
+            "DS430",
+            "error",
+            f"{word} has one dash",
+            "the engine stops while it parses its arguments",
+            f"write -{word}",
+            raised("both", None, "unrecognized", words="..."),
+        )
+        for word in pasted.one_dash
+    ]
+    findings += no_model(pasted)
     findings += [
         Finding("DS434", "warning", f"--{name} is given more than once, with different values", "the last one wins", "keep one")
         for name in pasted.repeated

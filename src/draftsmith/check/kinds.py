@@ -69,7 +69,8 @@ def wrong(key: str, value: Any) -> str:
         return ""
     lowest = 1 if key in SIZES else -1
     most = MOST_LAYERS if key == "num_hidden_layers" else LARGEST
-    return "" if is_whole(value) and lowest <= value <= most else "a whole number" + (" above 0" if lowest > 0 else "")
+    fits = isinstance(value, int) and not isinstance(value, bool) and lowest <= value <= most
+    return "" if fits else "a whole number" + (" above 0" if lowest > 0 else "")
 
 
 def is_whole(value: Any) -> bool:
