@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -169,6 +170,20 @@ SAID: list[tuple[str, str, dict[str, Any], list[str]]] = [
     ("vllm serve --model=", "vllm==0.32.0", {}, []),
     (f"vllm serve {'x' * 5000}", "vllm==0.32.0", {}, []),
     ("vllm serve ~nobody-of-that-name/x", "vllm==0.32.0", {}, []),
+    # what the real vLLM 0.32.0 answers to the next five: unrecognized arguments twice, invalid int value twice, and it starts
+    ("vllm serve X --tp 2", "vllm==0.32.0", {}, ["DS430"]),
+    ("vllm serve X -max-model-len 512", "vllm==0.32.0", {}, ["DS430"]),
+    ("vllm serve X --max-model-len 512.0", "vllm==0.32.0", {}, ["DS435"]),
+    ("vllm serve X --tensor-parallel-size 1.0", "vllm==0.32.0", {}, ["DS435"]),
+    ("vllm serve X --max-model-len 1k -dp 2 -ep -dcp 1", "vllm==0.32.0", {}, []),
+    ("sglang serve --model-path X -tp 8", "sglang==0.5.17", {}, ["DS430"]),
+    ("sglang serve --model-path X --tp 8.0", "sglang==0.5.17", {}, ["DS435"]),
+    ("vllm serve X --tp-size 2 --dp-size 2", "vllm==0.32.0", {}, ["DS430", "DS430"]),
+    ("sglang serve X --tp 8", "sglang==0.5.17", {}, []),
+    ("sglang serve --tp 8", "sglang==0.5.17", {}, ["DS470"]),
+    ("vllm serve -tp 8", "vllm==0.32.0", {}, ["DS470"]),
+    ("--tp 8", "sglang==0.5.17", {}, []),
+    ("vllm serve X --speculative-model H --num-speculative-tokens 5", "vllm==0.6.3", {}, ["DS208"]),
     ("sglang serve --model-path X", "SGLang[all]==v0.5.17", {}, []),
     ("sglang serve --model-path X", "sglang==0.5.14.post1", {}, []),
     ("sglang serve --model-path X", "sglang==0.5.24rc1", {}, []),
@@ -180,6 +195,20 @@ SAID: list[tuple[str, str, dict[str, Any], list[str]]] = [
 @pytest.mark.parametrize(("text", "engine", "asked", "said"), SAID, ids=[f"{engine}: {text[:60]}" for text, engine, _, _ in SAID])
 def test_what_is_said(text: str, engine: str, asked: dict[str, Any], said: list[str]) -> None:
     assert codes(text, engine, **asked) == said
+
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "configs"
+MTP = '\'{"method": "mtp", "num_speculative_tokens": 1}\''
+
+
+@pytest.mark.parametrize("target", ["kimi-k2", "kimi-k2.5"])
+def test_a_target_whose_config_counts_no_mtp_layer_cannot_draft_with_one(target: str) -> None:
+    """vLLM 0.32.0: NotImplementedError. SGLang loads the target's folder a second time, as a drafter that is not in it."""
+    config = str(GOLDEN / target)
+    assert codes(f"vllm serve X -tp 8 -sc {MTP}", "vllm==0.32.0", target=config) == ["DS416"]
+    nextn = "--speculative-algorithm NEXTN --speculative-num-steps 1 --speculative-eagle-topk 1 --speculative-num-draft-tokens 2"
+    assert codes(f"sglang serve --model-path X --tp 8 {nextn}", target=config) == ["DS416"]
+    assert codes(f"sglang serve --model-path X --tp 8 {nextn}", target=str(GOLDEN / "deepseek-v3")) == []
 
 
 def test_the_engines_own_file_counts_behind_the_command(tmp_path: Any) -> None:
