@@ -52,9 +52,11 @@ def check_first(plan: Plan, args: argparse.Namespace) -> None:
 
     from draftsmith.check.command import refuse
     from draftsmith.engines.flags import fixed_port
+    from draftsmith.engines.secrets import refuse_secret_flags
     from draftsmith.job import Talk
     from draftsmith.serve.environment import DEFAULT_PORT
 
+    refuse_secret_flags(plan.launch)  # a finding may name a flag with its value
     if args.no_check:
         return
     argv = plan.engine.argv(plan.python, plan.launch, fixed_port(plan.launch.flags) or DEFAULT_PORT)

@@ -95,6 +95,8 @@ def test_a_launch_that_check_refuses_is_not_started(
         if code != "DS437":
             assert told["error"]["kind"] == "CheckFailed" and f"--explain {code}" in told["error"]["hint"]
             run(capsys, *words, more, "--no-check")
+    told, err = run(capsys, *words, "engine.flags.api-key=sk-1", "engine.flags.no-such-flag=1", code=2)
+    assert "'api-key' would put a secret on the command line" in told["error"]["message"] and "sk-1" not in err
     (drafter / "model.safetensors").write_bytes(b"")
     told, _ = run(capsys, *words, code=4)
     assert "DS311" in told["error"]["message"] and records.all_records() == []
@@ -105,6 +107,8 @@ def test_a_unit_is_printed_or_written(recipe: Path, tmp_path: Path, capsys: pyte
     assert cli.main(words) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("# Made by draftsmith") and f"ExecStart={sys.executable} -c " in printed
+    assert cli.main([*words, "--out", str(tmp_path)]) == 2
+    assert f"name the file: --out {tmp_path}/draftsmith-r-baseline.service" in capsys.readouterr().err
     assert records.all_records() == []
     assert cli.main([*words, "--out", str(tmp_path / "x.service"), "--user"]) == 0
     assert "systemctl --user enable --now draftsmith-r-baseline.service" in capsys.readouterr().out

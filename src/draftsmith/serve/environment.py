@@ -59,6 +59,8 @@ def below(path: Path, place: Path) -> bool:
 def service_unit(plan: Plan, env_file: Path | None, user: bool, run_as: str | None, out: Path | None) -> tuple[str, Record]:
     """(text of the unit file, record); both are written when `out` is given. Raises UsageError for a secret on the command line."""
     refuse_secret_flags(plan.launch)
+    if out is not None and out.is_dir():
+        raise UsageError(f"--out {out} is a folder", hint=f"name the file: --out {out / systemd.unit_name(plan.name)}")
     port = fixed_port(plan.launch.flags) or DEFAULT_PORT
     host = str(plan.launch.flags.get("host", "127.0.0.1"))
     url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
