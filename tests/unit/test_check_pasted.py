@@ -133,6 +133,12 @@ def test_what_starts_no_server(text: str) -> None:
     assert caught.value.hint
 
 
+def test_keys_behind_a_short_name() -> None:
+    found = read("vllm serve X -sc.method eagle3 -sc.num_speculative_tokens=3 -cc.mode=3")
+    assert json.loads(str(found.flags["speculative-config"])) == {"method": "eagle3", "num_speculative_tokens": 3}
+    assert json.loads(str(found.flags["compilation-config"])) == {"mode": 3} and found.one_dash == ()
+
+
 def test_another_image_is_no_engine() -> None:
     assert read("docker run -v data/vllm:/root ghcr.io/x/sglang-router:v1 vllm serve X").version is None
 

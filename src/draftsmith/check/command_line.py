@@ -233,10 +233,10 @@ def flag_of(word: str, family: Family | None) -> tuple[str | None, bool, str]:
     name, equals, value = word.partition("=")
     if name.startswith("--"):
         return name[2:], bool(equals), value
-    short = SHORT.get(family or "", {})
     if re.fullmatch(r"-O\d", name):
         return "optimization-level", True, name[2:]
-    return short.get(name[1:], name[1:]), bool(equals), value
+    short, dot, rest = name[1:].partition(".")
+    return SHORT.get(family or "", {}).get(short, short) + dot + rest, bool(equals), value
 
 
 def put(place: dict[str, Any], path: Sequence[str], text: str) -> None:
