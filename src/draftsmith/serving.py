@@ -46,12 +46,33 @@ def make_plan(args: argparse.Namespace, trace_folder: Path | None = None) -> Pla
     return Plan(name, job.engine.name, engine, python, launch, args.recipe.absolute(), job.engine.ready_timeout_s, secrets, trace_folder)
 
 
+def check_first(plan: Plan, args: argparse.Namespace) -> None:
+    """The rules of `check` on what the engine would get; warnings are said. Raises CheckFailed. With --no-check: nothing."""
+    import os
+
+    from draftsmith.check.command import refuse
+    from draftsmith.engines.flags import fixed_port
+    from draftsmith.engines.secrets import refuse_secret_flags
+    from draftsmith.job import Talk
+    from draftsmith.serve.environment import DEFAULT_PORT
+
+    refuse_secret_flags(plan.launch)  # a finding may name a flag with its value
+    if args.no_check:
+        return
+    argv = plan.engine.argv(plan.python, plan.launch, fixed_port(plan.launch.flags) or DEFAULT_PORT)
+    talk = Talk(quiet=args.quiet)
+    for finding in refuse(plan.engine_name, plan.python, argv, {**os.environ, **plan.engine.env(plan.launch)}):
+        if finding.severity == "warning":
+            talk.say(finding.line())
+
+
 def start_server(args: argparse.Namespace) -> Answer:
     from draftsmith.job import Talk
     from draftsmith.serve import service
 
     trace_folder = args.trace_dir.absolute() if args.trace_dir else None
     plan = make_plan(args, trace_folder)
+    check_first(plan, args)
     record = service.start(plan, Talk(quiet=args.quiet), args.foreground)
     return public(record), f"{record.name} {record.url}", 0
 
@@ -155,6 +176,7 @@ def make_unit(args: argparse.Namespace) -> Answer:
     from draftsmith.serve import environment
 
     plan = make_plan(args)
+    check_first(plan, args)
     text, record = environment.service_unit(plan, args.env_file, args.user, args.run_as, args.out)
     if args.out:
         hint = environment.install_hint(args.out, str(record.unit), args.user)
@@ -197,6 +219,7 @@ def recipe_options(command: argparse.ArgumentParser) -> None:
         "--run-folder", metavar="DIR", type=Path, help="where the stages left their files (default: runs/<the recipe's name>)"
     )
     command.add_argument("--env-file", metavar="FILE", type=Path, help="NAME=VALUE lines with secrets, such as VLLM_API_KEY")
+    command.add_argument("--no-check", action="store_true", help="skip `check`, which otherwise refuses a launch that cannot work")
 
 
 def start_options(command: argparse.ArgumentParser) -> None:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import pytest
 from test_engine_real import ENV, FLAGS, NAME, READY_TIMEOUT_S, random_eagle3
 
 from draftsmith.engines import environments
-from draftsmith.engines.protocol import Engine, Launch
+from draftsmith.engines.protocol import Drafting, Engine, Launch
 from draftsmith.engines.readback import environment_of
 from draftsmith.engines.registry import engine_for
 from draftsmith.engines.server import start
@@ -158,23 +159,42 @@ def without_weights(target: Path, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("case", ["too large a cache", "missing weights", "out of memory by a limit"])
-def test_a_start_that_fails_says_why(case: str, target: Path, tmp_path: Path) -> None:
-    engine: Engine
+CASES = ("a bad flag", "a missing drafter", "too large a cache", "missing weights", "out of memory by a limit")
+
+
+@pytest.fixture(scope="module")
+def failures(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, EnvironmentFailed]:
+    """What each start failed with. Two at a time: most of a start is imports, on one core."""
+    folder = tmp_path_factory.mktemp("failures")
     engine, python = engine_for(EngineSettings(name=NAME))
-    launch, cause, hint = Launch("baseline", target, FLAGS, ENV), "", ""
-    if case == "too large a cache":
-        launch = launch.with_(env={"VLLM_CPU_KVCACHE_SPACE": "900000"})
-        cause, hint = "is less than requested memory for kv (900000.0 GiB)", "VLLM_CPU_KVCACHE_SPACE"
-    elif case == "missing weights":
-        launch = launch.with_(target=without_weights(target, tmp_path / "target"))
-        cause, hint = f"Cannot find any model weights with `{tmp_path / 'target'}`", "no weight files"
-    else:
-        engine = Limited()
-        cause, hint = "can't allocate memory: you tried to allocate 10", "ulimit"
-    with (
-        pytest.raises(EnvironmentFailed) as caught,
-        start(engine, python, launch, tmp_path / "log", READY_TIMEOUT_S),
-    ):
-        pytest.fail("started")
-    assert cause in caught.value.message and hint in caught.value.hint
+    fine = Launch("baseline", target, FLAGS, ENV)
+    launches: dict[str, tuple[Engine, Launch]] = {
+        "a bad flag": (engine, fine.with_(flags={"no-such-flag": 1})),
+        "a missing drafter": (engine, Launch("speculative", target, FLAGS, ENV, Drafting("eagle3", folder / "missing", 3))),
+        "too large a cache": (engine, fine.with_(env={"VLLM_CPU_KVCACHE_SPACE": "900000"})),
+        "missing weights": (engine, fine.with_(target=without_weights(target, folder / "target"))),
+        "out of memory by a limit": (Limited(), fine),
+    }
+
+    def failure(case: str) -> EnvironmentFailed:
+        kind, launch = launches[case]
+        with pytest.raises(EnvironmentFailed) as caught, start(kind, python, launch, folder / f"{case}.log", READY_TIMEOUT_S):
+            pytest.fail(f"{case}: started")
+        return caught.value
+
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(CASES, pool.map(failure, CASES), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("case", "cause", "hint"),
+    [
+        ("a bad flag", "unrecognized arguments: --no-such-flag", "engine.flags"),
+        ("a missing drafter", "/missing", ""),
+        ("too large a cache", "is less than requested memory for kv (900000.0 GiB)", "VLLM_CPU_KVCACHE_SPACE"),
+        ("missing weights", "Cannot find any model weights with `", "no weight files"),
+        ("out of memory by a limit", "can't allocate memory: you tried to allocate 10", "ulimit"),
+    ],
+)
+def test_a_start_that_fails_says_why(case: str, cause: str, hint: str, failures: dict[str, EnvironmentFailed]) -> None:
+    assert cause in failures[case].message and hint in failures[case].hint

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from draftsmith.check.command_line import parse_command
 from draftsmith.check.inputs import Asked, make_subject
 from draftsmith.check.rules import check_subject
 from draftsmith.findings import Finding
@@ -47,7 +48,7 @@ def judged(command: dict[str, Any]) -> list[Finding]:
         target=config_of("targets", target and target[1]),
         drafter=config_of("drafters", drafter and drafter[1]),
     )
-    subject, noticed = make_subject(asked, [text])
+    subject, noticed = make_subject(asked, parse_command([text]))
     return [*noticed, *check_subject(subject).findings]
 
 

@@ -175,7 +175,7 @@ def test_a_reduced_head_needs_d2t_and_a_full_one_has_none(tmp_path: Path) -> Non
 
 
 def test_types(tmp_path: Path) -> None:
-    floats = write_drafter(tmp_path / "a", {**eagle3_specs(), "d2t": ("F32", [W])}, {})
+    floats = write_drafter(tmp_path / "a", {**eagle3_specs(), "d2t": ("F32", [W])}, {"": b""})
     assert found(ledger_findings(subject_for("sglang==0.5.17", floats))) == [("DS324", "error")]
     half = write_drafter(
         tmp_path / "b", {name: ("F16" if dtype == "BF16" else dtype, shape) for name, (dtype, shape) in eagle3_specs().items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -116,6 +117,38 @@ def test_a_unit_says_what_a_service_needs(tmp_path: Path) -> None:
         assert breaks_gpus not in text
     text, _ = environment.service_unit(plan(Launch("baseline", tmp_path)), None, True, None, None)
     assert "--port 8000" in text and "WantedBy=default.target" in text and "ProtectSystem" not in text and "User=" not in text
+
+
+@pytest.mark.parametrize(
+    ("what", "is_hidden"),
+    [("nothing", False), ("target", True), ("drafter", True), ("a link", True), ("a flag", True), ("a variable", True), ("no file", False)],
+)
+def test_what_lies_in_tmp_is_not_hidden_from_the_service(
+    what: str, is_hidden: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PrivateTmp gives a service an empty /tmp: left out, and said, where something that it needs is in the real one."""
+    monkeypatch.setattr(environment, "TMP", (tmp_path / "tmp",))
+    monkeypatch.setattr(environment, "TMP_PATH", re.compile(re.escape(str(tmp_path / "tmp")) + r"/\w+"))
+    for name in ("tmp", "tmp/x", "here"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "tmp" / "x")
+    inside, elsewhere = tmp_path / "tmp" / "x", tmp_path / "here"
+    launch = Launch("speculative", elsewhere, {}, {}, Drafting("eagle3", inside if what == "drafter" else elsewhere, 3))
+    launch = {
+        "target": launch.with_(target=inside),
+        "a link": launch.with_(target=tmp_path / "link"),
+        "a flag": launch.with_(flags={"chat-template": f'{{"a": "{inside}"}}'}),
+        "a variable": launch.with_(env={"VLLM_CACHE_ROOT": str(inside)}),
+        "no file": launch.with_(env={"VLLM_CACHE_ROOT": str(tmp_path / "tmp" / "not_there")}),
+    }.get(what, launch)
+    text, _ = environment.service_unit(plan(launch), None, False, None, None)
+    assert ("PrivateTmp=yes" in text.splitlines()) is not is_hidden
+    shown = tmp_path / "link" if what == "a link" else inside
+    assert [line for line in text.splitlines() if line.startswith("# no PrivateTmp=yes: it would hide")] == (
+        [f"# no PrivateTmp=yes: it would hide {shown} (most machines empty that place when they start)"] if is_hidden else []
+    )
+    user, _ = environment.service_unit(plan(launch), None, True, None, None)
+    assert "PrivateTmp" not in user
 
 
 def test_a_secret_comes_from_a_file(tmp_path: Path) -> None:

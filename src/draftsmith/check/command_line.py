@@ -5,39 +5,63 @@ Nothing is executed and nothing is expanded but variables that the pasted text i
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from draftsmith.check.manifests import manifest_words
+from draftsmith.check.shell import ASSIGNMENT, arrays, assignments, end_of, expanded, tokens, without_redirections
 from draftsmith.check.subject import Family
 from draftsmith.errors import UsageError
 from draftsmith.settings import FlagValue
 
-END = frozenset({"&", "&&", ";", ";;", "|", "||", "\n", "(", ")"})
-ASSIGNMENT = re.compile(r"^[A-Za-z_]\w*=")
-VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
-LEFT_OVER = re.compile(r"\$[\w{(]|`")
-IMAGES: dict[str, Family] = {"vllm-openai": "vllm", "vllm": "vllm", "sglang": "sglang"}
-TAG_VERSION = re.compile(r"^v?(\d+(?:\.\d+)+(?:\.?(?:post|rc|dev)\d+)*)")
+IMAGE = re.compile(r"^(vllm|sglang)(?!-router)[\w.-]*$")
+TAG_VERSION = re.compile(r"^(?:v(?=\d)|(?=0\.))(\d+(?:\.\d+)+(?:\.?(?:post|rc|dev)\d+)*)")  # other tags count something else: 25.09-py3
+MODULES: dict[str, Family] = {
+    "sglang.launch_server": "sglang",
+    "launch_server.py": "sglang",
+    "vllm.entrypoints.openai.api_server": "vllm",
+    "api_server.py": "vllm",
+}
+PROGRAMS: dict[str, Family] = {"sglang": "sglang", "vllm": "vllm", "sglang.cli.main": "sglang", "vllm.entrypoints.cli.main": "vllm"}
+LAUNCH = re.compile(r"\b(?:sglang\.launch_server|vllm\.entrypoints\.openai\.api_server|(?:vllm|sglang)\s+serve)\b")
+NO_SERVER = re.compile(r"^(?:sglang\.bench_\w+|sglang_router\.\w+|trtllm-serve|llama-server|lmdeploy|ollama|text-generation-launcher)$")
 SHORT: dict[str, dict[str, str]] = {
     "vllm": {
-        "tp": "tensor-parallel-size",
-        "pp": "pipeline-parallel-size",
-        "dp": "data-parallel-size",
-        "sc": "speculative-config",
-        "q": "quantization",
-        "cc": "compilation-config",
         "ac": "attention-config",
-        "O": "optimization-level",
+        "asc": "api-server-count",
+        "cc": "compilation-config",
+        "dc": "diffusion-config",
+        "dcp": "decode-context-parallel-size",
+        "dp": "data-parallel-size",
+        "dpa": "data-parallel-address",
+        "dpb": "data-parallel-backend",
+        "dpe": "data-parallel-external-lb",
+        "dph": "data-parallel-hybrid-lb",
+        "dpl": "data-parallel-size-local",
+        "dpm": "data-parallel-multi-port-external-lb",
+        "dpn": "data-parallel-rank",
+        "dpp": "data-parallel-rpc-port",
+        "dpr": "data-parallel-start-rank",
+        "ep": "enable-expert-parallel",
         "h": "help",
+        "n": "nnodes",
+        "O": "optimization-level",
+        "pcp": "prefill-context-parallel-size",
+        "pp": "pipeline-parallel-size",
+        "q": "quantization",
+        "r": "node-rank",
+        "sc": "speculative-config",
+        "tp": "tensor-parallel-size",
     },
     "sglang": {"h": "help"},
 }
 # switches that a word may follow which is not theirs: only the model's name of `vllm serve` is a bare word
 SWITCH = re.compile(r"^(no|enable|disable|enforce|trust|skip|use|async|language-model)-")
+MODEL = {"vllm": "model", "sglang": "model-path"}
 DASHES = "\u2010\u2011\u2012\u2013\u2014\u2212"  # what a web page makes of two hyphens
 
 
@@ -52,108 +76,77 @@ class Pasted:
     repeated: tuple[str, ...] = ()  # flags given more than once, with different values
     unread: tuple[str, ...] = ()  # words that belong to no flag
     odd_dashes: tuple[str, ...] = ()  # words that begin with a dash that is no hyphen
+    one_dash: tuple[str, ...] = ()  # flags with one dash that the engine does not have so
+    more: int = 0  # launches in the text behind the one that was read
 
 
 def parse_command(words: Sequence[str]) -> Pasted:
-    """Words after `--`: a command that the shell has split, or one quoted string as it was copied. Raises UsageError."""
+    """Words after `--`: a command that the shell has split, or one quoted text as it was copied. Raises UsageError."""
     if len(words) == 1 and re.search(r"\s", words[0].strip()):
-        words = tokens(words[0])
+        words = manifest_words(words[0]) or tokens(words[0])
     if not words:
         raise UsageError(
             "no launch command after --", hint="draftsmith check --engine sglang==0.5.17 -- python -m sglang.launch_server ..."
         )
     words = unwrapped(words)
-    env: dict[str, str] = {}
     position, family, version = entry_point(words)
-    for word in words[:position]:
-        word = word.removeprefix("--env=")
-        if ASSIGNMENT.match(word):
-            name, _, value = word.partition("=")
-            env[name] = expand(value, env)
-    return read_flags([expand(word, env) for word in up_to_the_end(words[position:])], family, env, version)
+    env = assignments(words[:position])
+    end = position + end_of(words[position:])
+    own = expanded(without_redirections(words[position:end]), env, arrays(words[:position]))
+    return dataclasses.replace(read_flags(list(own), family, env, version), more=sum(1 for _ in launches(words[end:])))
 
 
-# --- words -----------------------------------------------------------------------------------------------------------
-
-
-def tokens(text: str) -> list[str]:
-    """Words as a shell splits them, operators and line ends as words of their own. Raises UsageError for an open quote."""
-    text = re.sub(r"(?m)^[ \t]*#.*\n?", "", text.replace("\r\n", "\n"))  # lines that are comments
-    text = re.sub(r"[ \t]+#[^'\"\n]*(?=\n|$)", "", text)  # comments behind words
-    text = re.sub(r"\\[ \t]*\n", " ", text)
-    text = re.sub(r"(?<=\s)\d(?=[<>])", "", text)  # the 2 of 2>&1
-    text = re.sub(r"\n[ \t]*(?=--?[A-Za-z])", " ", text)  # a copied page often loses the backslashes
-    lexer = shlex.shlex(text.strip(), posix=True, punctuation_chars=";&|<>()\n")
-    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
-    try:
-        return list(lexer)
-    except ValueError as error:
-        raise UsageError(f"the pasted command cannot be split: {error}", hint="a quote is open; check the JSON in the command") from None
-
-
-def unwrapped(words: Sequence[str]) -> list[str]:
-    """`bash -c "COMMAND"`: the command in the place of the shell's words."""
-    for index in range(len(words) - 2):
-        if words[index].rsplit("/", 1)[-1] in ("bash", "sh", "zsh") and re.fullmatch(r"-\w*c", words[index + 1]):
-            return [*words[:index], *tokens(words[index + 2])]
-    return list(words)
-
-
-def up_to_the_end(words: Sequence[str]) -> list[str]:
-    """The words of this command only: without redirections, and without what follows `&`, `;`, `|` or a new line."""
-    kept: list[str] = []
-    rest = iter(words)
-    for word in rest:
-        if word in END:
-            break
-        if re.fullmatch(r"\d?[<>&]*[<>][<>&]*\S*", word):
-            if not re.search(r"[<>&]\S*[^<>&]$", word):
-                next(rest, None)  # where it goes to
-            continue
-        kept.append(word)
-    return kept
-
-
-def expand(word: str, env: Mapping[str, str]) -> str:
-    """Variables that the text itself set, and defaults of `${NAME:-default}`; others stay as they are."""
-
-    def value(match: re.Match[str]) -> str:
-        name = match[1] or match[3]
-        return env.get(name, match[2] if match[2] is not None else match[0])
-
-    return VARIABLE.sub(value, word)
-
-
-def unexpanded(value: object) -> bool:
-    """Is a variable or a command substitution left in a flag's value?"""
-    return isinstance(value, str) and bool(LEFT_OVER.search(value))
+def parse_argv(argv: Sequence[str], env: Mapping[str, str]) -> Pasted:
+    """The words of a process as they are, without a shell before them: nothing is split, cut or put in. Raises UsageError."""
+    position, family, _ = entry_point(argv)
+    return read_flags(argv[position:], family, env, None)
 
 
 # --- where the engine begins -----------------------------------------------------------------------------------------
 
 
-def entry_point(words: Sequence[str]) -> tuple[int, Family | None, str | None]:
-    """(index of the first word after the engine's entry point, family, version of an image tag).
+def launches(words: Sequence[str]) -> Iterator[tuple[int, Family, str | None]]:
+    """(index of the first word after an entry point, family, version behind @) of every launch among the words."""
+    for index, word in enumerate(words):
+        name, _, version = word.rsplit("/", 1)[-1].lstrip("!").partition("@")
+        if name in MODULES:
+            yield index + 1, MODULES[name], None
+        elif name in PROGRAMS and words[index + 1 : index + 2] == ["serve"]:
+            yield index + 2, PROGRAMS[name], version or None
 
-    Without an entry point the whole command is taken for flags.
+
+def unwrapped(words: Sequence[str]) -> list[str]:
+    """`bash -c "COMMAND"`, `ssh HOST "COMMAND"`, CMD="COMMAND": the command in the place of the word that holds it."""
+    if next(launches(words), None):
+        return list(words)
+    for index, word in enumerate(words):
+        if re.search(r"\s", word) and LAUNCH.search(word):
+            return [*words[:index], *tokens(ASSIGNMENT.sub("", word))]
+    return list(words)
+
+
+def entry_point(words: Sequence[str]) -> tuple[int, Family | None, str | None]:
+    """(index of the first word after the engine's entry point, family, version of an image's tag or behind @).
+
+    Without an entry point the whole command is taken for flags. Raises UsageError when it starts something else.
     """
     image = next(((index, *found) for index, word in enumerate(words) if (found := image_of(word))), None)
-    version = image[2] if image else None
-    for index, word in enumerate(words):
-        name = word.rsplit("/", 1)[-1]
-        following = words[index + 1] if index + 1 < len(words) else ""
-        if name in ("sglang.launch_server", "launch_server.py"):
-            return index + 1, "sglang", version
-        if name in ("vllm.entrypoints.openai.api_server", "api_server.py"):
-            return index + 1, "vllm", version
-        if name in ("sglang", "vllm", "sglang.cli.main", "vllm.entrypoints.cli.main") and following == "serve":
-            return index + 2, "vllm" if name.startswith("vllm") else "sglang", version
+    for index, family, version in launches(words):
+        return index, family, version or (image[2] if image else None)
     if image:
         following = words[image[0] + 1 : image[0] + 2]  # `--entrypoint vllm IMAGE serve ...`
-        return image[0] + 1 + (following == ["serve"]), image[1], version
-    first = next((index for index, word in enumerate(words) if word.startswith("--")), len(words))
-    docker = words[0] in ("docker", "podman", "nerdctl")
-    if docker or (first == len(words) and not any(ASSIGNMENT.match(word) for word in words)):
+        return image[0] + 1 + (following == ["serve"]), image[1], image[2]
+    for index, word in enumerate(words):
+        other = word.rsplit("/", 1)[-1] in PROGRAMS and words[index + 1 : index + 2]
+        if NO_SERVER.match(word.rsplit("/", 1)[-1]) or (other and re.fullmatch("[a-z-]+", other[0])):
+            raise UsageError(
+                f"{' '.join(words[index : index + (2 if other else 1)])} starts no server of SGLang or vLLM",
+                hint="paste the launch of the server: `python -m sglang.launch_server`, `sglang serve` or `vllm serve`",
+            )
+    docker = any(word in ("docker", "podman", "nerdctl") for word in words[:2])
+    marks = ("--model",) if docker else ("--",)  # an image that is not known: its own flags begin with the model
+    first = next((index for index, word in enumerate(words) if word.startswith(marks)), len(words))
+    if first == len(words) and (docker or not any(ASSIGNMENT.match(word) for word in words)):
         raise UsageError(
             "no launch of SGLang or vLLM in the pasted command",
             hint="it should hold `python -m sglang.launch_server`, `sglang serve`, `vllm serve` or the flags alone",
@@ -165,15 +158,13 @@ def image_of(word: str) -> tuple[Family, str | None] | None:
     """(family, version of the tag) when a word is a container image of one of the engines."""
     name, _, tag = word.partition(":")
     repository = name.rsplit("/", 1)
-    if (
-        len(repository) != 2
-        or repository[1] not in IMAGES
-        or word.startswith(("-", "/", "."))
-        or not (tag or repository[1] == "vllm-openai")
-    ):
+    family = IMAGE.match(repository[-1])
+    if len(repository) != 2 or family is None or word.startswith(("-", "/", ".")) or tag.startswith("/"):
+        return None
+    if not tag and repository[1] != "vllm-openai":
         return None
     found = TAG_VERSION.match(tag)
-    return IMAGES[repository[1]], found[1] if found else None
+    return ("vllm" if family[1] == "vllm" else "sglang"), found[1] if found else None
 
 
 # --- flags -----------------------------------------------------------------------------------------------------------
@@ -186,8 +177,9 @@ def read_flags(words: Sequence[str], family: Family | None, env: Mapping[str, st
     repeated, unread = [], []
     for name, values in grouped(words, family):
         if name is None:
-            if family == "vllm" and "model" not in flags:
-                flags["model"] = values[0]
+            key = MODEL.get(family or "")
+            if key and key not in flags and (family == "vllm" or not flags):  # `sglang serve MODEL`, and nothing before it
+                flags[key] = values[0]
                 values = values[1:]
             unread += values
             continue
@@ -203,7 +195,14 @@ def read_flags(words: Sequence[str], family: Family | None, env: Mapping[str, st
     for outer, inner in nested.items():
         flags[outer] = json.dumps({**loads(flags.get(outer)), **inner})
     odd = tuple(word for word in words if word[:1] in DASHES and len(word) > 1)
-    return Pasted(family, flags, env, version, tuple(dict.fromkeys(repeated)), tuple(unread), odd)
+    one_dash = tuple(word for word in words if family and re.match(r"-[A-Za-z]\w", word) and not short_name(word, family))
+    return Pasted(family, flags, env, version, tuple(dict.fromkeys(repeated)), tuple(unread), odd, one_dash)
+
+
+def short_name(word: str, family: Family | None) -> str | None:
+    """The flag that a word with one dash means, before `=` and a dot; None when there is none."""
+    name = re.split(r"[=.]", word[1:], maxsplit=1)[0]
+    return "optimization-level" if re.fullmatch(r"O\d", name) else SHORT.get(family or "", {}).get(name)
 
 
 def grouped(words: Sequence[str], family: Family | None) -> Iterator[tuple[str | None, list[str]]]:
@@ -234,10 +233,10 @@ def flag_of(word: str, family: Family | None) -> tuple[str | None, bool, str]:
     name, equals, value = word.partition("=")
     if name.startswith("--"):
         return name[2:], bool(equals), value
-    short = SHORT.get(family or "", {})
     if re.fullmatch(r"-O\d", name):
         return "optimization-level", True, name[2:]
-    return short.get(name[1:], name[1:]), bool(equals), value
+    short, dot, rest = name[1:].partition(".")
+    return SHORT.get(family or "", {}).get(short, short) + dot + rest, bool(equals), value
 
 
 def put(place: dict[str, Any], path: Sequence[str], text: str) -> None:

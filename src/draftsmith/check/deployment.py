@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -26,12 +27,31 @@ VLLM_CAPTURE = 512  # most tokens of a step with a CUDA graph, when nothing is s
 
 def deployment_findings(subject: Subject, effective: Mapping[str, Any]) -> list[Finding]:
     """Everything about the load that configs and flags can tell."""
-    load = [*slot_findings(subject, effective), *graph_findings(subject, effective), *context_findings(subject)]
+    load = [*gpu_findings(subject), *slot_findings(subject, effective), *graph_findings(subject, effective), *context_findings(subject)]
     return load + (issue_findings(subject, effective) if subject.family == "sglang" else [])
 
 
 def speculating(effective: Mapping[str, Any]) -> bool:
     return bool(effective.get("speculative_algorithm") or effective.get("method"))
+
+
+def gpu_findings(subject: Subject) -> list[Finding]:
+    """Ranks of the launch against the GPUs that it gets, on all of its nodes."""
+    args, there = Args(subject.flags), subject.num_gpus
+    sizes = {name: args.number(name) or 1 for name in ("tensor-parallel-size", "pipeline-parallel-size")}
+    if subject.family == "sglang" and not args.switch("enable-dp-attention"):
+        sizes["data-parallel-size"] = args.number("data-parallel-size") or 1
+    ranks = math.prod(sizes.values())
+    elsewhere = args.text("distributed-executor-backend") == "ray" or args.switch("use-ray")
+    if subject.cpu_build or there is None or elsewhere or ranks <= there * (args.number("nnodes") or 1):
+        return []
+    shown = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+    evidence = f"{shown} needs {ranks} GPUs, the launch gets {there}" + (" on each node" if args.number("nnodes") else "")
+    why = {
+        "sglang": "a worker without a GPU stops with a CUDA error (invalid device ordinal) while the engine starts",
+        "vllm": "vLLM stops: the world size is larger than the number of available GPUs",
+    }[subject.family]
+    return [Finding("DS469", "error", evidence, why, f"as many ranks as GPUs (--gpus or CUDA_VISIBLE_DEVICES says {there})")]
 
 
 def issue_findings(subject: Subject, effective: Mapping[str, Any]) -> list[Finding]:

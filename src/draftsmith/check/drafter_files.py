@@ -36,7 +36,8 @@ def read_tensors(folder: Path | None) -> tuple[list[Finding], Tensors]:
     tensors: Tensors = {}
     for name in shards:
         if not (folder / name).is_file():
-            findings.append(Finding("DS312", "error", f"the index names {name}, which is not there", "loading the drafter fails", AGAIN))
+            evidence = f"the index names {name}, which is not there" if index is not None else f"{name} is no file"
+            findings.append(Finding("DS312", "error", evidence, "loading the drafter fails", AGAIN))
             continue
         try:
             header = read_header(folder / name)

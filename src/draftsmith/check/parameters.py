@@ -27,13 +27,21 @@ NOT_DESCRIBED = (
     *("block_configs", "hybrid_override_pattern", "hybrid_layer_pattern", "linear_attn_config", "routed_expert_hidden_size"),
     "compress_ratios",
 )
+LATENT = ("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
+LINEAR = ("linear_num_value_heads", "linear_value_head_dim", "linear_num_key_heads", "linear_key_head_dim")
+PER_LAYER = ("intermediate_size", "num_key_value_heads", "head_dim", "num_experts", "sliding_window")  # a list: one for each layer
 
 
 def describable(config: Mapping[str, Any]) -> bool:
     """Whether the arithmetic here holds for this config."""
     text = text_part(config)
     needed = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-    return all(text.get(key) for key in needed) and not any(text.get(key) for key in NOT_DESCRIBED)
+    if text.get("kv_lora_rank"):
+        needed += LATENT
+    if text.get("linear_num_value_heads") or "linear_attention" in (text.get("layer_types") or []):
+        needed += LINEAR
+    per_layer = any(isinstance(text.get(key), list) for key in (*needed, *PER_LAYER))
+    return all(text.get(key) for key in needed) and not per_layer and not any(text.get(key) for key in NOT_DESCRIBED)
 
 
 def attention(config: Mapping[str, Any]) -> int:

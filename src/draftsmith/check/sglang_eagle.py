@@ -85,6 +85,12 @@ def draft_path(case: Case, algorithm: str) -> None:
     architecture, rules = target_class(case.subject), table("sglang")
     bundled = architecture in known(rules["bundled"], case.version)
     path = case.args.text(DRAFT)
+    empty = text_part(case.subject.target).get("num_nextn_predict_layers") == 0
+    if path is None and empty and algorithm != "EAGLE3":
+        why = "SGLang takes the target's folder for its drafter, and num_nextn_predict_layers 0 says that it holds no draft layer"
+        case.say("DS416", "error", f"{algorithm} on {architecture} without a drafter", why, f"EAGLE3 and {ANY_DRAFT}")
+        case.effective["speculative_draft_model_path"] = None
+        return
     if path is None and bundled and algorithm == "EAGLE3":
         why = "SGLang drafts with the target's own MTP layer, and EAGLE3 hands it three hidden states for one: a shape error"
         fix = f"--speculative-algorithm NEXTN, or {ANY_DRAFT} of an EAGLE-3 head"

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 from packaging.version import InvalidVersion, Version
 
+from draftsmith.check.kinds import problems
 from draftsmith.check.raises import raised
 from draftsmith.findings import Finding, Severity
 from draftsmith.models.text_config import text_part
@@ -24,6 +25,19 @@ def taps_table() -> dict[str, Any]:
     return yaml.safe_load(Path(__file__).with_name("taps.yaml").read_text())
 
 
+def read_config_file(path: Path) -> dict[str, Any]:
+    """A config.json as it stands. Raises OSError, and ValueError for what no engine can use: no JSON, no mapping, words for numbers."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"{path} holds {type(config).__name__}, not a mapping")
+    if wrong := list(problems(config)):
+        raise ValueError(f"{path}: {'; '.join(wrong[:3])}")
+    return config
+
+
 def read_config(folder: Path) -> tuple[dict[str, Any], list[Finding]]:
     """config.json of the target (the text part of a multimodal one is merged over it), or what is wrong with it."""
     path = folder / "config.json"
@@ -31,11 +45,9 @@ def read_config(folder: Path) -> tuple[dict[str, Any], list[Finding]]:
     if not path.is_file():
         return {}, [Finding("DS101", "error", f"no config.json in {folder}", "nothing can load this target", fix)]
     try:
-        config = json.loads(path.read_text())
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        return {}, [Finding("DS101", "error", f"{path} is not JSON: {error}", "nothing can load this target", fix)]
-    if not isinstance(config, dict):
-        return {}, [Finding("DS101", "error", f"{path} holds {type(config).__name__}", "nothing can load this target", fix)]
+        config = read_config_file(path)
+    except (OSError, ValueError) as error:
+        return {}, [Finding("DS101", "error", str(error), "nothing can load this target", fix)]
     config = {**text_part(config), **{key: config[key] for key in ("architectures", "model_type") if key in config}}
     needed = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", "architectures", "model_type")
     if missing := [key for key in needed if not config.get(key)]:

@@ -16,6 +16,7 @@ from draftsmith.check.since import known, table
 from draftsmith.settings import FlagValue
 
 FLAG = "speculative-config"
+CURLY = "\u201c\u201d\u2018\u2019"
 
 
 def written_config(flags: Mapping[str, FlagValue]) -> dict[str, Any]:
@@ -44,7 +45,9 @@ def read_config(case: Case) -> dict[str, Any] | None:
     except ValueError as error:
         shown = str(value) if len(str(value)) < 90 else f"{str(value)[:87]}..."
         fix = 'single quotes around it, double quotes inside: --speculative-config \'{"method": "eagle3", ...}\''
-        if isinstance(error, json.JSONDecodeError) and '"' in error.doc:
+        if any(character in CURLY for character in str(value)):
+            fix = "write straight quotes: a web page has made curly ones of them"
+        elif isinstance(error, json.JSONDecodeError) and '"' in error.doc:
             fix = f"correct the JSON at ...{error.doc[max(0, error.pos - 20) : error.pos + 5]} (no comma at the end, double quotes)"
         not_json = isinstance(error, json.JSONDecodeError)
         raises = case.raised("not_mapping", kind=str(error).split()[-1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from typing import Any
 
 from packaging.version import Version
@@ -12,6 +13,7 @@ from draftsmith.check.pairing import SAID
 from draftsmith.check.resolution import Case
 from draftsmith.check.since import known, table
 from draftsmith.findings import Finding
+from draftsmith.models.text_config import text_part
 
 LOOKUP = ("ngram", "[ngram]", "ngram_gpu")
 
@@ -31,7 +33,7 @@ def find_method(case: Case, config: dict[str, Any]) -> str | None:
         elif given is None:
             case.say("DS452", "warning", what, "it does not load a drafter", "name the method, and write the path with a slash")
         return "custom_class"
-    if given == "mtp" and model is None and set(case.subject.target.get("architectures") or ()) & set(table("sglang")["no_own_layer"]):
+    if given == "mtp" and model is None and without_mtp(case.subject.target):
         why, fix = "vLLM stops: the target has no MTP layer to draft with", "name a drafter and its method"
         case.stop("DS416", f"method mtp on {case.subject.target['architectures'][0]}", why, fix, case.raised("no_mtp"))
     if given in ("mtp", *LOOKUP, "suffix", "custom_class", "extract_hidden_states"):
@@ -46,6 +48,12 @@ def find_method(case: Case, config: dict[str, Any]) -> str | None:
             case.stop("DS416", "--speculative-config without method and model", why, fix, case.raised(without))
         return given
     return guessed(case, str(model), given)
+
+
+def without_mtp(target: Mapping[str, Any]) -> bool:
+    """A plain decoder, or one whose config says that it has no layer of that kind."""
+    plain = set(target.get("architectures") or ()) & set(table("sglang")["no_own_layer"])
+    return bool(plain) or text_part(target).get("num_nextn_predict_layers") == 0
 
 
 def method_exists(case: Case, given: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,14 +11,16 @@ from packaging.version import Version
 
 from draftsmith.check import pairing
 from draftsmith.check.args import Args, whole
-from draftsmith.check.command_line import unexpanded
 from draftsmith.check.resolution import Case, Resolution
+from draftsmith.check.shell import unexpanded
 from draftsmith.check.since import table
 from draftsmith.check.subject import Subject
 from draftsmith.check.vllm_config import read_config
 from draftsmith.check.vllm_limits import batch, limits, parallel, pipeline
 from draftsmith.check.vllm_method import LOOKUP, find_method
-from draftsmith.check.vllm_runner import runner
+from draftsmith.check.vllm_runner import kept_compilation, runner
+
+SPECULATOR = re.compile(r"speculators?[.-](eagle3|dflash|dspark)")  # how drafters that name their own target are called
 
 
 def resolve_vllm(subject: Subject) -> Resolution:
@@ -30,6 +33,8 @@ def resolve_vllm(subject: Subject) -> Resolution:
         served = next((config for config in (subject.target, subject.drafter or {}) if config.get("speculators_model_type")), None)
         if served is not None:
             speculators_target(case, served)
+        named = SPECULATOR.search(case.args.text("model") or "")
+        kept_compilation(case, case.effective.get("method") or (named and named[1]))
         return case.done({})
     config = {key: value for key, value in asked.items() if value is not None}
     if any(unexpanded(value) for value in config.values()):
@@ -46,6 +51,7 @@ def resolve_vllm(subject: Subject) -> Resolution:
         pipeline(case, method)
         batch(case, config, method)
         runner(case, config, method)
+        kept_compilation(case, method)
     count_fields(case)
     return case.done(asked)
 

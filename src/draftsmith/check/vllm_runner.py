@@ -89,3 +89,16 @@ def blocks_v2(case: Case, config: dict[str, Any], method: str) -> str:
     if several and method not in ("dflash", "dspark"):
         return "parallel drafting (P-EAGLE)"
     return "a vocabulary of its own" if config.get("use_heterogeneous_vocab") else ""
+
+
+def kept_compilation(case: Case, method: str | None) -> None:
+    """vLLM keeps compiled graphs by a key that once did not hold the drafter's config: another drafter then gets the wrong graph."""
+    rules, env = table("vllm")["compile_cache"], case.subject.env
+    off = case.args.switch("enforce-eager") or switched(env, "VLLM_DISABLE_COMPILE_CACHE") or env.get("VLLM_CACHE_ROOT")
+    off = off or case.args.text("optimization-level") == "0"
+    if method not in rules["methods"] or case.subject.version >= Version(rules["until"]) or case.subject.cpu_build or off:
+        return
+    evidence = f"vLLM {case.subject.version} keeps compiled graphs without regard to the drafter"
+    why = "after another drafter of the same target the start takes that one's graph and dies (AssertionError: expected size ...)"
+    fix = "VLLM_DISABLE_COMPILE_CACHE=1, or a VLLM_CACHE_ROOT for each drafter"
+    case.say("DS467", "warning", evidence, f"{why}: {rules['source']}", fix)

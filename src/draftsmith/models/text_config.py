@@ -10,7 +10,7 @@ from typing import Any
 
 def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
     """A multimodal wrapper's config with the keys of its `text_config` on top; any other config as it is."""
-    return {**config, **config.get("text_config", {})}
+    return {**config, **(config.get("text_config") or {})}
 
 
 def read_text_config(folder: Path) -> dict[str, Any]:

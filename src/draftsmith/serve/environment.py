@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from draftsmith.serve.records import Record
 from draftsmith.serve.service import Plan
 
 DEFAULT_PORT = 8000
+TMP = (Path("/tmp"), Path("/var/tmp"))
+TMP_PATH = re.compile(r"/(?:var/)?tmp/[^\s\"',;:=]+")
 
 
 def read_env_file(path: Path) -> dict[str, str]:
@@ -39,9 +42,25 @@ def read_env_file(path: Path) -> dict[str, str]:
     return found
 
 
+def in_tmp(plan: Plan) -> list[str]:
+    """Interpreter, target, drafter, and existing paths among flags and variables that lie below /tmp or /var/tmp, links followed."""
+    launch = plan.launch
+    named = [plan.python, launch.target, *([launch.drafting.folder] if launch.drafting else [])]
+    said = " ".join(map(str, [*launch.flags.values(), *launch.env.values()]))
+    named += [path for word in TMP_PATH.findall(said) if (path := Path(word)).exists()]
+    return sorted({str(path) for path in named for place in TMP if below(path, place)})
+
+
+def below(path: Path, place: Path) -> bool:
+    """Does a path lie in a folder, as it is written or at the end of its links? A virtual environment's interpreter is a link."""
+    return any(place in found.parents for found in (path, path.resolve(), path.parent.resolve()))
+
+
 def service_unit(plan: Plan, env_file: Path | None, user: bool, run_as: str | None, out: Path | None) -> tuple[str, Record]:
     """(text of the unit file, record); both are written when `out` is given. Raises UsageError for a secret on the command line."""
     refuse_secret_flags(plan.launch)
+    if out is not None and out.is_dir():
+        raise UsageError(f"--out {out} is a folder", hint=f"name the file: --out {out / systemd.unit_name(plan.name)}")
     port = fixed_port(plan.launch.flags) or DEFAULT_PORT
     host = str(plan.launch.flags.get("host", "127.0.0.1"))
     url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
@@ -52,7 +71,7 @@ def service_unit(plan: Plan, env_file: Path | None, user: bool, run_as: str | No
     about += f" with {drafting.method} at depth {drafting.depth}" if drafting else " without a drafter"
     account = run_as or (None if os.geteuid() == 0 else getpass.getuser())
     service = systemd.Service(
-        plan.name, about, argv, env, url, plan.ready_timeout_s, env_file.absolute() if env_file else None, user, account
+        plan.name, about, argv, env, url, plan.ready_timeout_s, env_file.absolute() if env_file else None, user, account, in_tmp(plan)
     )
     text = systemd.unit(service)
     if warning := exposure(plan.launch, {**env, **plan.secrets}):

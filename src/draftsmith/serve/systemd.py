@@ -33,7 +33,10 @@ WAIT = (
 
 @dataclass(frozen=True)
 class Service:
-    """What a unit runs. `env_file` holds the secrets; `user`: a unit of the user's own manager instead of the machine's."""
+    """What a unit runs. `env_file` holds the secrets; `user`: a unit of the user's own manager instead of the machine's.
+
+    in_tmp: paths below /tmp or /var/tmp that it needs, which a /tmp of its own would hide.
+    """
 
     name: str
     about: str
@@ -44,6 +47,7 @@ class Service:
     env_file: Path | None = None
     user: bool = False
     run_as: str | None = None
+    in_tmp: Sequence[str] = ()
 
 
 def unit_name(name: str) -> str:
@@ -52,7 +56,16 @@ def unit_name(name: str) -> str:
 
 # What is left out on purpose: settings that take devices, executable memory, address families or set-uid helpers away. GPUs need the
 # first two, NCCL the third, and the driver makes its device files with the fourth. A user's own manager cannot mount, so it gets none.
-SANDBOX = ("ProtectSystem=full", "ProtectControlGroups=yes", "PrivateTmp=yes", "UMask=0077")
+SANDBOX = ("ProtectSystem=full", "ProtectControlGroups=yes", "UMask=0077")
+OWN_TMP = "PrivateTmp=yes"
+
+
+def sandbox(service: Service) -> list[str]:
+    """What a unit of the machine is shut off from."""
+    if service.user:
+        return []
+    hidden = [f"# no {OWN_TMP}: it would hide {one_line(path)} (most machines empty that place when they start)" for path in service.in_tmp]
+    return [*SANDBOX, *(hidden or [OWN_TMP])]
 
 
 def unit(service: Service) -> str:
@@ -88,7 +101,7 @@ def unit(service: Service) -> str:
         "StandardOutput=journal",
         "StandardError=journal",
         f"SyslogIdentifier={unit_name(service.name).removesuffix('.service')}",
-        *(() if service.user else SANDBOX),
+        *sandbox(service),
         "",
         "[Install]",
         f"WantedBy={'default' if service.user else 'multi-user'}.target",
