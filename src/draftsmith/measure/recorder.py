@@ -6,6 +6,7 @@ every launch: a machine that slows down shows in it, whatever the arm's cells do
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -205,10 +206,11 @@ class Recorder:
                 found.append("accept_len is exactly 1.00: not one draft was accepted")
         return [f"cell {cell.label}: {reason}" for reason in found]
 
-    def canary(self, workload: Workload) -> float:
-        """Decode tok/s of the fixed single request; 0 when it failed."""
+    def canary(self, workload: Workload) -> float | None:
+        """Decode tok/s of the fixed single request; None when it failed, or came in one piece."""
         [reply] = self.send("canary", [workload.canary], ClosedLoad(1), Cell(1, (), (workload.canary,)))
-        return decode_tok_s(reply) if reply.ok else 0.0
+        speed = decode_tok_s(reply)
+        return speed if reply.ok and not math.isnan(speed) else None
 
     def measure(self, workload: Workload) -> tuple[float | None, list[Row], float | None]:
         """(canary at the start, cells, canary at the end)."""
