@@ -91,6 +91,8 @@ def told(summary: dict[str, Any], folder: Path) -> Answer:
 
     code = GATE_EXIT[summary["gate"]]
     lines = [f"note: {finding}" for finding in summary["findings"]]
+    if summary["stops_paying_above"] is not None:
+        lines.append(f"stops paying above concurrency {summary['stops_paying_above']}")
     lines += [f"gate {summary['gate']}: {summary['gate_reason']}", f"written: {folder / 'summary.json'}", summary["verdict_sentence"]]
     return summary, "\n".join(lines), code
 

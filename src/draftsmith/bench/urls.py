@@ -46,13 +46,18 @@ class Pair:
         return self.baseline if arm == "baseline" else self.speculative
 
     def check_roles(self) -> None:
-        """Raise UsageError when the servers speculate the other way round, or neither does, as far as they tell."""
+        """Raise UsageError when the servers speculate the other way round, neither does, or the second one cannot show it."""
         if self.baseline.depth:
             raise UsageError(
                 f"{self.baseline.url}, the first --url, speculates with {self.baseline.depth} drafts",
                 hint="first the server without speculation, then the one with it",
             )
-        if self.speculative.engine and not self.speculative.depth:
+        if self.speculative.engine is None:
+            raise UsageError(
+                f"{self.speculative.url}, the second --url, has no /metrics of vLLM or SGLang: nothing would show that it speculates",
+                hint="give the address of the engine itself rather than of a proxy; SGLang needs --enable-metrics",
+            )
+        if not self.speculative.depth:
             raise UsageError(
                 f"{self.speculative.url}, the second --url, does not speculate: it has no counters of accepted drafts",
                 hint="start it with its speculative flags, for example --speculative-config of vLLM",
@@ -126,11 +131,11 @@ def bench_urls(
     context = make_context(settings, pair, digest, deck.reused, command)
     context.write(folder)
     blocks = plan_blocks(settings, pair)
-    live = Live(talk, len(blocks))
+    live = Live(talk, len(blocks), unit="block")
     here = all(urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1") for url in urls)
     sensors = Sensors(gpu_reader() if here else None, only_ours=False)
     keys: dict[Arm, str] = {"baseline": pair.baseline.key, "speculative": pair.speculative.key}
-    watch = Watch(settings.endpoint, sensors, Limits(strangers=False), keys)  # the servers themselves were there before us
+    watch = Watch(settings.endpoint, sensors, Limits(strangers=False), keys, must_answer=True)  # the servers themselves were there before us
     how = How(watch, live, after_pair(folder, context, live, talk), lambda planned: workload_for(planned, workloads, settings.last_pair))
     starter = attached_starter({"baseline": pair.baseline, "speculative": pair.speculative})
     models: dict[Arm, str] = {"baseline": pair.baseline.model, "speculative": pair.speculative.model}

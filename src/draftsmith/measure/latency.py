@@ -119,8 +119,13 @@ def findings(replies: Sequence[Reply], client_waits: bool = False) -> list[str]:
         found.append(f"requests were sent up to {max(late):.2f} s late (p99 {p99:.2f} s): {cause}, the offered load was not reached")
     if good and (lag := max(reply.client_lag_s for reply in good)) > LATE_S:
         found.append(f"the client was busy for {lag:.2f} s at a stretch: arrival times are late by up to that")
+    whole = [reply for reply in good if reply.num_chunks and 1 < reply.completion_tokens == reply.first_chunk_tokens]
+    if whole:
+        found.append(
+            f"{len(whole)} of {len(good)} replies came in one piece: something buffers the stream, their TTFT is the whole answer's time"
+        )
     bundled = [
-        reply for reply in good if reply.num_chunks > 1 and reply.first_chunk_tokens > max(1, BUNDLED_SHARE * reply.completion_tokens)
+        reply for reply in good if max(1, BUNDLED_SHARE * reply.completion_tokens) < reply.first_chunk_tokens < reply.completion_tokens
     ]
     if bundled:
         most = max(reply.first_chunk_tokens for reply in bundled)

@@ -103,12 +103,14 @@ class Workload:
 
 @dataclass(frozen=True)
 class Watch:
-    """How requests are sent and what is watched meanwhile. keys: of each arm's server, for its headers; written nowhere."""
+    """How requests are sent and what is watched meanwhile. keys: of each arm's server, for its headers; written nowhere. must_answer: a
+    first warm-up without one good answer ends the experiment; for servers that no new start will mend."""
 
     endpoint: str = "completions"
     sensors: Sensors | None = None
     limits: Limits = field(default_factory=Limits)
     keys: Mapping[Arm, str] = field(default_factory=dict, repr=False)
+    must_answer: bool = False
 
 
 class Recorder:
@@ -212,12 +214,22 @@ class Recorder:
         speed = decode_tok_s(reply)
         return speed if reply.ok and not math.isnan(speed) else None
 
+    def check_answered(self, warmed: Sequence[Reply]) -> None:
+        """Raise InvalidMeasurement when not one request of the first warm-up was answered: the hours to come would prove nothing."""
+        if warmed and not any(reply.ok for reply in warmed):
+            raise InvalidMeasurement(
+                f"{self.planned.name} at {self.server.url}: none of {len(warmed)} warm-up requests was answered as it must be "
+                f"({hidden(warmed[0].error, self.key)})",
+                hint="mend that and run the same command: what was measured before stays",
+            )
+
     def measure(self, workload: Workload) -> tuple[float | None, list[Row], float | None]:
         """(canary at the start, cells, canary at the end)."""
         cells, first = [], None
         for cell in workload.cells:
-            self.send("warmup", cell.warmup, ClosedLoad(cell.concurrency), cell)
-            if first is None:
+            warmed = self.send("warmup", cell.warmup, ClosedLoad(cell.concurrency), cell)
+            if self.watch.must_answer and cell is workload.cells[0]:
+                self.check_answered(warmed)
                 first = self.canary(workload)
             cells.append(self.cell(cell))
         return first, cells, self.canary(workload) if cells else None
