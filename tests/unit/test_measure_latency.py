@@ -108,6 +108,7 @@ def test_findings_name_the_client_and_the_server() -> None:
     assert "0.20 s late" in text and "the client is saturated" in text and "max_concurrency" in findings(late, client_waits=True)[0]
     assert any("busy for 0.30 s" in line for line in findings([replace(reply(), client_lag_s=0.3)]))
     assert any("chunk of up to 4 tokens" in line for line in findings([reply()]))
+    assert any("1 of 2 replies came in one piece" in line for line in findings([reply(), reply(arrivals=((0.5, 10),))]))
     assert any("still thinking" in line for line in findings([reply(first_output_s=math.nan)]))
     assert any("held 3 of 5 prompt tokens" in line for line in findings([replace(reply(), cached_tokens=3)]))
     assert findings([reply(arrivals=tuple((0.1 * i, i) for i in range(1, 30)))]) == []

@@ -135,7 +135,9 @@ def bench_urls(
     here = all(urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1") for url in urls)
     sensors = Sensors(gpu_reader() if here else None, only_ours=False)
     keys: dict[Arm, str] = {"baseline": pair.baseline.key, "speculative": pair.speculative.key}
-    watch = Watch(settings.endpoint, sensors, Limits(strangers=False), keys, must_answer=True)  # the servers themselves were there before us
+    watch = Watch(
+        settings.endpoint, sensors, Limits(strangers=False), keys, must_answer=True
+    )  # the servers themselves were there before us
     how = How(watch, live, after_pair(folder, context, live, talk), lambda planned: workload_for(planned, workloads, settings.last_pair))
     starter = attached_starter({"baseline": pair.baseline, "speculative": pair.speculative})
     models: dict[Arm, str] = {"baseline": pair.baseline.model, "speculative": pair.speculative.model}

@@ -52,8 +52,8 @@ class Live:
     def launch(self, number: int, name: str, pair: int) -> None:
         """Launch `number` (from 0) begins to be measured."""
         self.number, self.name, self.begun_s = number, name, time.monotonic()
-        part = f"pair {pair + 1}" if pair >= 0 else "noise floor"
-        self.where = f"{self.unit} {number + 1} of {self.total}, {name}, {part}"
+        pair_text = f", pair {pair + 1}" if pair >= 0 else ""  # launches of the noise floor are called so
+        self.where = f"{self.unit} {number + 1} of {self.total}, {name}{pair_text}"
 
     def progress(self, phase: str, label: str, done: int, total: int) -> None:
         """`done` of `total` requests of a phase have ended."""
