@@ -222,7 +222,7 @@ def test_a_full_disk_is_one_error_and_the_same_command_goes_on(
             with path.open("a") as file:
                 file.write('{"launch": 1, "pha')
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        written.append(row)
+        written.append(json.loads(json.dumps(row)))
         append_jsonl(path, row)
 
     with monkeypatch.context() as patch:
@@ -232,7 +232,7 @@ def test_a_full_disk_is_one_error_and_the_same_command_goes_on(
     assert "the disk is full" in told and "run the same command to go on" in told and "Traceback" not in told
     assert cli.main(command(tmp_path, *servers, more=("--pairs", "2"))) in (0, 3)
     rows = read_jsonl(tmp_path / "requests.jsonl")
-    assert rows[: len(written[:16])] == written[:16] and [row["launch"] for row in read_jsonl(tmp_path / "launches.jsonl")] == [0, 1, 2, 3]
+    assert rows[:16] == written[:16] and [row["launch"] for row in read_jsonl(tmp_path / "launches.jsonl")] == [0, 1, 2, 3]
 
 
 # --- sleeping in turns -----------------------------------------------------------------------------------------------

@@ -228,8 +228,9 @@ class Recorder:
         cells, first = [], None
         for cell in workload.cells:
             warmed = self.send("warmup", cell.warmup, ClosedLoad(cell.concurrency), cell)
-            if self.watch.must_answer and cell is workload.cells[0]:
-                self.check_answered(warmed)
+            if cell is workload.cells[0]:
+                if self.watch.must_answer:
+                    self.check_answered(warmed)
                 first = self.canary(workload)
             cells.append(self.cell(cell))
         return first, cells, self.canary(workload) if cells else None
