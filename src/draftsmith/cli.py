@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import difflib
 import json
+import os
 import re
 import signal
 import sys
@@ -247,6 +248,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"\nerror: {error}\n")
         document, text, code = failure(type(error).__name__, error.message, error.hint, error.exit_code)
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C, or a third: there is nothing left to stop
         sys.stderr.write("\ninterrupted; what is finished stays: run the same command to go on\n")
         document, text, code = failure("Interrupted", "interrupted", "run the same command to go on", INTERRUPTED)
     except Exception as error:  # the outermost edge: exit code 1, which Python would give, means that the gate failed
@@ -254,10 +256,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write("\nerror: this is a fault of Draftsmith itself, please report it with the lines above\n")
         document, text, code = failure("Fault", f"{type(error).__name__}: {error}", "please report it", FAULT)
     if as_json:
-        if document is not None:  # `watch` has printed its lines
-            print(json.dumps(document, indent=2))
-    elif text:
-        print(text)
+        text = "" if document is None else json.dumps(document, indent=2)  # `watch` has printed its lines
+    return deliver(text, code)
+
+
+def deliver(text: str, code: int) -> int:
+    """Print the data; the exit code. One that cannot be printed must not look like a failed gate, which Python's own 1 would."""
+    try:
+        if text:
+            print(text, flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at its end
+        if not isinstance(error, BrokenPipeError):  # a reader that has seen enough is no fault
+            sys.stderr.write(f"\nerror: cannot write to standard output: {error.strerror}\n  hint: free some disk space\n")
+            return FAULT
     return code
 
 

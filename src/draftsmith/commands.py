@@ -76,8 +76,11 @@ def report(args: argparse.Namespace) -> Answer:
     if args.dry_run or args.run_folder is not None:
         raise UsageError("--dry-run and --run-folder are for a recipe", hint="draftsmith report RUN [RUN ...] [--output DIR]")
     from draftsmith.report.write import report_of
+    from draftsmith.runfolder import disk_errors_said_plainly
 
-    return report_of(named, args.output or Path("draftsmith-report"))
+    output = args.output or Path("draftsmith-report")
+    with disk_errors_said_plainly(output, "--output"):
+        return report_of(named, output)
 
 
 def show_outcome(outcome: Outcome) -> Answer:

@@ -85,7 +85,7 @@ def run(recipe: Recipe, job: Job, until: str | None = None) -> Outcome:
     Raises the first DraftsmithError of a stage; everything before it stays, and the same command goes on from there.
     """
     outcome = Outcome(job.run)
-    with locked(job.run), disk_errors_said_plainly(job.run):
+    with disk_errors_said_plainly(job.run), locked(job.run):
         for name in selection(until):
             outcome.stages.append(run_stage(name, recipe, job))
     total_s = sum(done.active_s for done in outcome.stages)
@@ -96,7 +96,7 @@ def run(recipe: Recipe, job: Job, until: str | None = None) -> Outcome:
 def run_one(name: str, recipe: Recipe, job: Job) -> Outcome:
     """Run a single stage on the finished folders of the stages that it reads. Raises UsageError when one of those is missing or stale."""
     outcome = Outcome(job.run)
-    with locked(job.run), disk_errors_said_plainly(job.run):
+    with disk_errors_said_plainly(job.run), locked(job.run):
         require_inputs(name, recipe, job)
         outcome.stages.append(run_stage(name, recipe, job))
     return outcome

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from draftsmith.commands import Answer
 
 Arguments = Callable[[argparse.ArgumentParser], None]
-URL_ONLY = ("prompts", "concurrency", "requests", "output_tokens", "reasoning", "endpoint", "load", "pairs", "pairs_max", "out")
+LISTS = ("load", "slo")  # options of running servers that may be repeated
+ONCE = ("prompts", "concurrency", "requests", "output_tokens", "reasoning", "endpoint", "pairs", "pairs_max", "noise_blocks", "out")
+URL_ONLY = (*ONCE, *LISTS)
+PAIRS = 4
 
 
 # --- bench -----------------------------------------------------------------------------------------------------------
@@ -32,7 +35,9 @@ def bench(args: argparse.Namespace) -> Answer:
         unused = [name for name in URL_ONLY if getattr(args, name) is not None]
         if unused:
             option = f"--{unused[0].replace('_', '-')}"
-            raise UsageError(f"{option} is for running servers (--url)", hint=f"in a recipe: bench.{unused[0]}=...")
+            key = {"load": "loads", "noise_blocks": "noise_launches"}.get(unused[0], unused[0])
+            hint = "in a recipe: --run-folder" if key == "out" else f"in a recipe: bench.{key}=..."
+            raise UsageError(f"{option} is for running servers (--url)", hint=hint)
     if args.summarise is not None:
         return summarise(args)
     if args.url is not None:
@@ -46,9 +51,11 @@ def summarise(args: argparse.Namespace) -> Answer:
     """summary.json from the raw lines."""
     from draftsmith.bench.compare import bench_folder
     from draftsmith.bench.summary import write_summary
+    from draftsmith.runfolder import disk_errors_said_plainly
 
     folder = bench_folder(args.summarise)
-    return told(write_summary(folder), folder)
+    with disk_errors_said_plainly(folder, "--summarise"):
+        return told(write_summary(folder), folder)
 
 
 def bench_running(args: argparse.Namespace) -> Answer:
@@ -64,14 +71,16 @@ def bench_running(args: argparse.Namespace) -> Answer:
     if args.dry_run:
         requests = len(settings.lengths) * sum(n for _, n, _ in settings.shapes())
         requests += sum(load.requests * (len(settings.lengths) if load.file is None else 1) for load in settings.loads)
-        text = f"{2 * settings.last_pair} blocks of {requests} requests, in the order A B B A; nothing was done"
-        return {"blocks": 2 * settings.last_pair, "requests": requests}, text, 0
+        blocks = settings.noise_launches + 2 * settings.last_pair
+        noise = f" after {settings.noise_launches} of the noise floor" if settings.noise_launches else ""
+        text = f"{blocks} blocks of {requests} requests, in the order A B B A{noise}; nothing was done"
+        return {"blocks": blocks, "requests": requests}, text, 0
     folder = args.out or Path("runs") / "bench-url"
     command = f"draftsmith bench {shlex.join(words_of(args))}"
     for path in settings.files():
         if not path.is_file():
             raise UsageError(f"there is no file {path}", hint="--prompts: builtin, five, or a .jsonl or .parquet file; --load trace:FILE")
-    with locked(folder, "--out"), disk_errors_said_plainly(folder, "--out"):
+    with disk_errors_said_plainly(folder, "--out"), locked(folder, "--out"):
         summary = bench_urls((args.url[0], args.url[1]), settings, of_servers(settings), folder, Talk(quiet=args.quiet), command)
     return told(summary, folder)
 
@@ -82,6 +91,8 @@ def told(summary: dict[str, Any], folder: Path) -> Answer:
 
     code = GATE_EXIT[summary["gate"]]
     lines = [f"note: {finding}" for finding in summary["findings"]]
+    if summary["stops_paying_above"] is not None:
+        lines.append(f"stops paying above concurrency {summary['stops_paying_above']}")
     lines += [f"gate {summary['gate']}: {summary['gate_reason']}", f"written: {folder / 'summary.json'}", summary["verdict_sentence"]]
     return summary, "\n".join(lines), code
 
@@ -95,15 +106,21 @@ def settings_from(args: argparse.Namespace) -> BenchSettings:
 
     loads = [load_from_text(text) for text in args.load or ()]
     concurrency = numbers("--concurrency", args.concurrency) if args.concurrency else (() if loads else (1, 4))
-    values: dict[str, Any] = {"concurrency": concurrency, "loads": loads, "prompts": args.prompts or "builtin", "pairs": args.pairs or 4}
+    values: dict[str, Any] = {"concurrency": concurrency, "loads": loads, "prompts": args.prompts or "builtin"}
+    values["pairs"] = args.pairs if args.pairs is not None else max(2, min(PAIRS, args.pairs_max or PAIRS))
     values["endpoint"] = args.endpoint or "chat"
-    if args.requests:
-        asked = numbers("--requests", args.requests)
-        values["requests"] = asked * len(concurrency) if len(asked) == 1 else asked
+    values["slo"] = dict(limit_from_text(text) for text in args.slo or ())
+    if args.requests is not None:
+        asked = requests_of_each(numbers("--requests", args.requests), len(concurrency), len(loads))
+        values["requests"] = asked[: len(concurrency)] or None
+        for load, count in zip(loads, asked[len(concurrency) :], strict=False):
+            load["requests"] = count
     if args.output_tokens:
         lengths = list(numbers("--output-tokens", args.output_tokens))
         values["output_tokens"] = lengths if len(lengths) > 1 else lengths[0]
     values |= {name: getattr(args, name) for name in ("reasoning", "pairs_max") if getattr(args, name) is not None}
+    if args.noise_blocks is not None:
+        values["noise_launches"] = args.noise_blocks
     if args.min_speedup:
         values["gates"] = tuple(args.min_speedup)
     try:
@@ -120,6 +137,25 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
         raise UsageError(f"{option} {text!r} is not a list of whole numbers", hint=f"for example {option} 1,4,16") from None
 
 
+def requests_of_each(asked: tuple[int, ...], closed: int, loads: int) -> tuple[int, ...]:
+    """The numbers of --requests, closed loops first: one for all, one for each closed loop, or one for every load. Raises UsageError."""
+    if len(asked) == 1:
+        return asked * (closed + loads)
+    if len(asked) not in (closed, closed + loads):
+        hint = f"one number, or one for each of {closed} concurrencies" + (f" and {loads} loads" if loads else "")
+        raise UsageError(f"--requests has {len(asked)} numbers", hint=hint)
+    return asked
+
+
+def limit_from_text(text: str) -> tuple[str, float]:
+    """ttft_s=0.5. Raises UsageError."""
+    name, _, value = text.partition("=")
+    try:
+        return name, float(value)
+    except ValueError:
+        raise UsageError(f"--slo {text!r} is not LIMIT=SECONDS", hint="for example --slo ttft_s=0.5 --slo tpot_s=0.05") from None
+
+
 def load_from_text(text: str) -> dict[str, Any]:
     """poisson:2 or trace:FILE. Raises UsageError."""
     kind, _, rest = text.partition(":")
@@ -133,12 +169,12 @@ def load_from_text(text: str) -> dict[str, Any]:
 def words_of(args: argparse.Namespace) -> list[str]:
     """The options again, as they would be typed."""
     words: list[str] = []
-    for name in ("url", "load", "min_speedup"):
+    for name in ("url", *LISTS, "min_speedup"):
         for value in getattr(args, name) or ():
             words += [f"--{name.replace('_', '-')}", value]
-    for name in URL_ONLY:
+    for name in ONCE:
         value = getattr(args, name)
-        if value is not None and name != "load":
+        if value is not None:
             words += [f"--{name.replace('_', '-')}", str(value)]
     return words
 
@@ -153,7 +189,7 @@ def bench_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--url", action="append", help="a server that runs: first the one without speculation, then the one with it")
     command.add_argument("--prompts", metavar="FILE", help="with --url: builtin (default), five, or a .jsonl or .parquet file")
     command.add_argument("--concurrency", metavar="N,N", help="with --url: requests in flight of each cell (default 1,4)")
-    command.add_argument("--requests", metavar="N,N", help="with --url: per block, for each concurrency (default 10 x concurrency)")
+    command.add_argument("--requests", metavar="N,N", help="with --url: per block, for all or each (default 10 x concurrency)")
     command.add_argument("--output-tokens", metavar="N,N", help="with --url: most tokens of an answer, thinking included (default 96)")
     command.add_argument(
         "--reasoning",
@@ -166,9 +202,15 @@ def bench_options(command: argparse.ArgumentParser) -> None:
         help="with --url: default chat, where the server renders the prompts; the others need a file with token_ids",
     )
     command.add_argument("--load", metavar="KIND:X", action="append", help="with --url: poisson:RATE or trace:FILE; may be repeated")
+    command.add_argument(
+        "--slo", metavar="LIMIT=S", action="append", help="with --url: a limit for goodput, like ttft_s=0.5 or tpot_s=0.05; may be repeated"
+    )
     command.add_argument("--pairs", metavar="N", type=int, help="with --url: pairs of blocks (default 4)")
     command.add_argument(
         "--pairs-max", metavar="N", type=int, help="with --url: look after each pair from --pairs on, and end when it is clear"
+    )
+    command.add_argument(
+        "--noise-blocks", metavar="N", type=int, help="with --url: blocks at the first server before the pairs: what equal blocks differ by"
     )
     command.add_argument("--out", metavar="DIR", type=Path, help="with --url: where the raw lines go (default runs/bench-url)")
 

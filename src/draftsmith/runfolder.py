@@ -75,7 +75,8 @@ def user_error(error: Exception, place: Path, option: str) -> DraftsmithError | 
     """What to tell the user when the disk is the reason; None when the error is something else."""
     number = error.errno if isinstance(error, OSError) else None
     if number in FULL or any(sign in str(error) for sign in SIGNS_OF_FULL):
-        free = shutil.disk_usage(place).free / 2**20
+        there = next(folder for folder in (place, *place.resolve().parents) if folder.exists())
+        free = shutil.disk_usage(there).free / 2**20
         found = f"the disk is full: {error} ({free:.0f} MiB free in {place})"
         return EnvironmentFailed(found, hint="free some space and run the same command to go on")
     if number in FORBIDDEN:

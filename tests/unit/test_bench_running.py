@@ -1,5 +1,6 @@
 """Servers that already run, servers that sleep in turn, open loads, and a bench that is killed at any moment."""
 
+import errno
 import json
 import os
 import random
@@ -21,11 +22,18 @@ from draftsmith.bench.prompting import Prompting
 from draftsmith.bench.settings import BenchSettings
 from draftsmith.bench.stage import measure
 from draftsmith.errors import EnvironmentFailed, InvalidMeasurement
-from draftsmith.manifest import read_jsonl
+from draftsmith.manifest import append_jsonl, read_jsonl
 from draftsmith.measure.sleeping import SWITCHES, taking_turns
 from mock_server import Behaviour, MockLaunch, MockServer, mock_starter
 
 KILLED = Path(__file__).with_name("killed_bench.py")
+
+
+class Silent(MockServer):
+    """Has no /metrics."""
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        return web.Response(status=404)
 
 
 class Running(MockServer):
@@ -128,6 +136,10 @@ def test_arms_that_differ_in_more_than_speculation(tmp_path: Path, servers: tupl
         (["bench", "recipes/smollm2-cpu.yaml", "--requests", "9"], 2, "--requests is for running servers"),
         (["bench", "--url", "a", "--url", "b", "--load", "burst:3"], 2, "--load 'burst:3' is not known"),
         (["bench", "--url", "a", "--url", "b", "--concurrency", "two"], 2, "is not a list of whole numbers"),
+        (["bench", "--url", "a", "--url", "b", "--requests", "9,9,9"], 2, "--requests has 3 numbers"),
+        (["bench", "--url", "a", "--url", "b", "--pairs", "0"], 2, "pairs: Input should be greater"),
+        (["bench", "--url", "a", "--url", "b", "--slo", "fast"], 2, "--slo 'fast' is not LIMIT=SECONDS"),
+        (["bench", "recipes/smollm2-cpu.yaml", "--noise-blocks", "2"], 2, "in a recipe: bench.noise_launches"),
         (["bench", "--url", "a", "--url", "b", "--min-speedup", "1.1@9"], 2, "gate at concurrency 9"),
         (["bench", "--url", "a", "--url", "b", "--load", "trace:nosuch.jsonl"], 2, "there is no file nosuch.jsonl"),
         (["bench", "--url", "http://h:9", "--url", "h:9/v1/"], 2, "both --url are http://h:9"),
@@ -145,8 +157,9 @@ def test_what_cannot_be_meant(words: list[str], code: int, told: str, tmp_path: 
 
 def test_an_open_load(tmp_path: Path, servers: tuple[Running, Running]) -> None:
     words = ["bench", "--url", servers[0].url, "--url", servers[1].url, "--out", str(tmp_path), "--load", "poisson:400", "-q"]
-    assert cli.main([*words, "--pairs", "2", "--output-tokens", "16"]) in (0, 3)
+    assert cli.main([*words, "--pairs", "2", "--output-tokens", "16", "--slo", "e2e_s=30"]) in (0, 3)
     [cell] = json.loads((tmp_path / "summary.json").read_text())["cells"]
+    assert cell["goodput"]["baseline"]["share"] == 1 and cell["goodput"]["baseline"]["slo"] == {"e2e_s": 30}
     assert cell["load"]["kind"] == "poisson" and cell["label"] == "400 req/s"
     assert cell["speedup"]["ratio"] > 1.2 and cell["latency"]["baseline"]["ttft_s"]["p50"] > 0
     assert cell["finish"] == {"baseline": {"length": 200}, "speculative": {"length": 200}}
@@ -161,6 +174,65 @@ def test_a_trace_is_replayed(tmp_path: Path) -> None:
     assert summary["cells"][0]["label"] == "trace trace.jsonl x2" and summary["gate"] == "passed" and summary["gates"] == []
     sent = [row for row in read_jsonl(tmp_path / "bench" / "requests.jsonl") if row["phase"] == "cell" and row["launch"] == 0]
     assert max(row["due_s"] for row in sent) - min(row["due_s"] for row in sent) == pytest.approx(0.05)
+
+
+def test_requests_are_shared_out_over_closed_and_open_loads(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["bench", "--url", "a", "--url", "b", "--concurrency", "1,2", "--load", "poisson:5", "--dry-run", "--json", "--requests"]
+    for asked, total in (("8", 24), ("8,9,10", 27), ("8,9", 117)):  # an open load has 100 unless asked
+        assert cli.main([*words, asked]) == 0
+        assert json.loads(capsys.readouterr().out) == {"blocks": 8, "requests": total}
+
+
+def test_blocks_of_the_noise_floor_come_first_with_prompts_of_their_own(tmp_path: Path, servers: tuple[Running, Running]) -> None:
+    cli.main(command(tmp_path, *servers, more=("--pairs", "2", "--noise-blocks", "2")))
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["order"] == "AAABBA" and summary["noise_floor"]["source"] == "A/A launches"
+    assert len(summary["cells"][0]["baseline_tok_s"]["launches"]) == 2
+    asked = [json.dumps(body["messages"]) for body in servers[0].seen if body["max_tokens"] == 16]
+    assert len(asked) == len(set(asked)) == 4 * 8
+
+
+@pytest.mark.parametrize(("fault", "told"), [("no_usage", "no completion tokens in the server's usage"), ("http_500", "HTTP 500: boom")])
+def test_a_server_that_answers_nothing_ends_it_at_once(
+    tmp_path: Path, servers: tuple[Running, Running], capsys: pytest.CaptureFixture[str], fault: str, told: str
+) -> None:
+    everything = dict.fromkeys(range(100_000), fault)
+    with Running(Behaviour(accepted=ACCEPTED, depth=3, faults=everything)) as broken:
+        assert cli.main(command(tmp_path, servers[0], broken, more=("--pairs", "2"))) == 3
+        assert told in capsys.readouterr().err and len(broken.seen) == 2
+    assert [row["arm"] for row in read_jsonl(tmp_path / "launches.jsonl")] == ["baseline"]  # what was measured stays
+
+
+def test_a_server_that_cannot_show_that_it_speculates_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Proxy(Silent, Running):
+        pass
+
+    with Running() as baseline, Proxy(Behaviour(accepted=ACCEPTED, depth=3)) as proxy:
+        assert cli.main(command(tmp_path, baseline, proxy)) == 2
+    assert "nothing would show that it speculates" in capsys.readouterr().err and not proxy.seen
+
+
+def test_a_full_disk_is_one_error_and_the_same_command_goes_on(
+    tmp_path: Path, servers: tuple[Running, Running], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = []
+
+    def until_full(path: Path, row: dict) -> None:
+        if len(written) == 20:  # in the second block
+            with path.open("a") as file:
+                file.write('{"launch": 1, "pha')
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written.append(json.loads(json.dumps(row)))
+        append_jsonl(path, row)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("draftsmith.measure.recorder.append_jsonl", until_full)
+        assert cli.main(command(tmp_path, *servers, more=("--pairs", "2"))) == 4
+    told = capsys.readouterr().err
+    assert "the disk is full" in told and "run the same command to go on" in told and "Traceback" not in told
+    assert cli.main(command(tmp_path, *servers, more=("--pairs", "2"))) in (0, 3)
+    rows = read_jsonl(tmp_path / "requests.jsonl")
+    assert rows[:16] == written[:16] and [row["launch"] for row in read_jsonl(tmp_path / "launches.jsonl")] == [0, 1, 2, 3]
 
 
 # --- sleeping in turns -----------------------------------------------------------------------------------------------

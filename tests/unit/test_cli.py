@@ -163,6 +163,14 @@ def test_a_fault_of_ours_is_not_taken_for_a_failed_gate(recipe: Path, capsys: py
     assert json.loads(out)["error"]["message"] == "KeyError: 'oops'" and "Traceback" in err and "please report it" in err
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_data_that_cannot_be_printed_is_not_taken_for_a_failed_gate(child_env: dict[str, str]) -> None:
+    words = [sys.executable, "-m", "draftsmith", "engine", "list"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(words, env=child_env, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 4 and "cannot write to standard output" in done.stderr and "Traceback" not in done.stderr
+
+
 def test_nohup_is_respected(recipe: Path) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

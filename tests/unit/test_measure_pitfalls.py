@@ -6,8 +6,10 @@ import pytest
 
 from draftsmith.measure.asking import Options
 from draftsmith.measure.client import Reply, Request, run_load
+from draftsmith.measure.endpoints import endpoint_named
 from draftsmith.measure.latency import thinking_tokens, tpot_s
 from draftsmith.measure.loads import ClosedLoad
+from draftsmith.measure.messages import Answer
 from mock_server import FAULTS, Behaviour, MockServer
 
 ENDPOINTS = ("completions", "chat", "generate")
@@ -81,6 +83,18 @@ def test_reasoning_counted_above_all_tokens_is_not_believed() -> None:
     reply = ask("chat", Behaviour(step_s=0.005, thinking=12, faults={BAD: "more_reasoning"}))
     assert reply.ok and reply.completion_tokens == 20 and reply.reasoning_tokens is None
     assert thinking_tokens(reply) == 12  # from the arrivals
+
+
+@pytest.mark.parametrize(("spoken", "told"), [(0, None), (3, 3), (None, None)])
+def test_a_reasoning_count_of_zero_beside_reasoning_is_not_believed(spoken: int | None, told: int | None) -> None:
+    """SGLang counts 0 until the end of the thinking, some versions for good; the chunk with the last usage has no text at all."""
+    answer, read = Answer(sent_s=0.0), endpoint_named("chat").read
+    usage = {"prompt_tokens": 2, "completion_tokens": 4, "reasoning_tokens": spoken, "prompt_tokens_details": {"cached_tokens": 1}}
+    answer.add(read({"choices": [{"delta": {"reasoning_content": "hm"}}], "usage": {"completion_tokens": 2, "reasoning_tokens": 0}}), 1.0)
+    answer.add(read({"choices": [{"delta": {"content": "so"}, "finish_reason": "stop"}], "usage": {"completion_tokens": 4}}), 2.0)
+    answer.add(read({"choices": [], "usage": usage}), 2.0)
+    reply = answer.reply(make("chat", BAD))
+    assert reply.ok and (reply.reasoning_tokens, reply.completion_tokens, reply.cached_tokens, reply.prompt_tokens) == (told, 4, 1, 2)
 
 
 def test_an_answer_that_is_all_thinking_has_no_first_output() -> None:

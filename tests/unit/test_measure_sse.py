@@ -68,3 +68,12 @@ def test_events_are_parsed_one_by_one_when_together_they_are_not_json() -> None:
         parse_events([b"{", b"}"])
     with pytest.raises(ValueError, match="Extra data"):
         parse_events([b"1, 2"])  # JSON inside a list, but not an event
+
+
+def test_what_only_pythons_parser_takes_is_still_taken() -> None:
+    assert parse_events([b'{"text": "\\ud83d"}', b'{"logprob": NaN}'])[0] == {"text": "\ud83d"}
+
+
+def test_events_without_data_and_data_without_a_blank_are_told_apart() -> None:
+    assert EventSplitter().feed(b"data: 1\n\ndata:2\n\nid: 7\n\ndata: \n\ndata: 3\n\n") == [b"1", b"2", b"3"]
+    assert EventSplitter().feed(b"data: 1\n\ndata: \n\ndata: 2\n\ndata: 3") == [b"1", b"2"]

@@ -41,6 +41,12 @@ def test_speedup_shows_every_ratio_its_verdict_and_the_line_at_one() -> None:
     assert marks(svg, "pays") == 2 and marks(svg, "fails") == 1
 
 
+def test_a_ratio_near_one_stands_on_a_patch_and_not_in_the_line() -> None:
+    """Each value has a filled patch behind it; the line at 1 would run through the figure of a ratio near 1."""
+    patches = [len(re.findall(r'<path [^>]*style="fill: var\(--surface\)', figures_bench.speedup(cells(*cs)))) for cs in ((1,), (1, 4))]
+    assert patches[1] == patches[0] + 1
+
+
 def test_speedup_draws_needed_beside_served_only_where_breakeven_was_measured() -> None:
     found = cells(1, 4)
     need = f"{found[0]['break_even_accept_len']['value']:.2f}"

@@ -146,6 +146,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["RUN", "--dry-run"], "for a recipe"),
         (["RUN", "nowhere"], "nowhere has no report"),
         (["recipe.yaml", "--output", "x"], "--output is for runs"),
+        (["RUN", "--output", f"{__file__}/inside"], "test_report_joined.py is a file"),
     ],
 )
 def test_wrong_commands_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:

@@ -14,12 +14,12 @@ from draftsmith.bench.context import Context
 from draftsmith.bench.runs import ARMS, Row, Runs
 from draftsmith.engines.protocol import Arm
 from draftsmith.measure.bootstrap import LaunchTimes, hierarchical_bootstrap
-from draftsmith.measure.latency import finish_mix, latency, latency_of, reasoning, user_tok_s
+from draftsmith.measure.latency import finish_mix, goodput_of, latency, reasoning, user_tok_s
 from draftsmith.measure.messages import Reply
 from draftsmith.measure.statistics import geometric_mean, method_name, num_pairs, ratio_interval, verdict
 from draftsmith.measure.stopping import accept_len_high, cannot_pay
 from draftsmith.measure.window import chunk_rounds, decode_tok_s, request_s
-from draftsmith.metrics import Acceptance, Slo, goodput, relative_gap
+from draftsmith.metrics import Acceptance, Slo, relative_gap
 
 CHUNK_TOLERANCE = 0.02
 
@@ -33,15 +33,6 @@ def over_launches(values: Sequence[float]) -> Row:
         "high": found.high if found else None,
         "launches": list(values),
     }
-
-
-def goodput_of(by_launch: Sequence[Sequence[Reply]], slo: Slo) -> Row | None:
-    """Goodput over all launches of an arm, each from its first send to its last token; None without limits."""
-    replies = [reply for launch in by_launch for reply in launch]
-    if not slo.limits() or not replies:
-        return None
-    window_s = sum(max(r.last_s for r in launch) - min(r.sent_s for r in launch) for launch in by_launch if launch)
-    return {**goodput([reply.ok and slo.met(latency_of(reply)) for reply in replies], window_s), "slo": slo.limits()}
 
 
 def over_prompts(runs: Runs, label: str) -> Row | None:

@@ -110,6 +110,8 @@ def run(settings: BenchSettings, job: Job) -> dict[str, Any]:
     watch = Watch(settings.endpoint, Sensors(gpu_reader()), Limits(foreign_cpu=settings.max_foreign_cpu))
     summary = measure(settings, job, starter, engine.served_model, prompting, watch)
     job.talk.say(summary["verdict_sentence"])
+    if summary["stops_paying_above"] is not None:
+        job.talk.say(f"stops paying above concurrency {summary['stops_paying_above']}")
     for finding in summary["findings"]:
         job.talk.say(f"note: {finding}")
     kept = ("cells", "invalid", "findings", "gate", "gate_reason", "gates", "verdict_sentence", "launches", "launches_used", "stopping")

@@ -7,8 +7,9 @@ import json
 import math
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from draftsmith.measure.endpoints import Endpoint
 from draftsmith.measure.messages import Answer, BrokenReply, Reply, Request, error_text
@@ -51,25 +52,26 @@ class Reader:
         self.take(self.splitter.feed(content), now_s)
 
     def take(self, events: list[bytes], now_s: float) -> None:
-        for event in events:
-            if event == DONE:
-                self.done = True
-                asyncio.get_running_loop().call_later(BODY_END_S, give_up_body, self.exchange, self.exchange.finished)
-                break
-            self.events.append(event)
-            self.times.append(now_s)
+        if DONE in events:
+            self.done = True
+            asyncio.get_running_loop().call_later(BODY_END_S, give_up_body, self.exchange, self.exchange.finished)
+            events = events[: events.index(DONE)]
+        self.events += events
+        self.times += [now_s] * len(events)
         if len(self.events) >= PARSE_AT_ONCE:
             self.parse()
 
     def parse(self) -> None:
         events, times = self.events, self.times
         self.events, self.times = [], []
-        for chunk, now_s in zip(parse_events(events), times, strict=True):
-            self.read(chunk, now_s)
+        self.read(parse_events(events), times)
 
-    def read(self, chunk: object, now_s: float) -> None:
+    def read(self, chunks: Sequence[Any], times: Sequence[float]) -> None:
+        """Add chunks that came at `times`. Raises BrokenReply."""
+        read, add, chunk = self.endpoint.read, self.answer.add, None
         try:
-            self.answer.add(self.endpoint.read(chunk), now_s)  # pyright: ignore[reportArgumentType]
+            for chunk, now_s in zip(chunks, times, strict=True):
+                add(read(chunk), now_s)
         except (AttributeError, KeyError, TypeError) as error:
             raise BrokenReply(f"a chunk has an unexpected shape: {str(chunk)[:200]}") from error
 
@@ -83,7 +85,7 @@ class Reader:
                 self.take(self.splitter.finish(), self.exchange.last_byte_s)
             self.parse()
         elif body:
-            self.read(json.loads(body), self.exchange.last_byte_s)
+            self.read([json.loads(body)], [self.exchange.last_byte_s])
 
 
 def give_up_body(exchange: Exchange, finished: asyncio.Future[None]) -> None:

@@ -16,6 +16,7 @@ from draftsmith.measure.messages import BrokenReply, Piece, Request, error_text
 
 HISTOGRAMS = ("spec_correct_drafts_histogram", "spec_accept_histogram", "acceptance_histogram")
 ROUNDS = ("spec_verify_ct", "num_spec_steps")
+NOTHING: Mapping[str, Any] = {}
 STREAM_OPTIONS = {"include_usage": True, "continuous_usage_stats": True}
 
 
@@ -65,27 +66,14 @@ def sampling(request: Request) -> dict[str, Any]:
     return body | dict(request.extra)
 
 
-def usage_of(chunk: Mapping[str, Any], reasoned: bool) -> tuple[int | None, dict[str, Any]]:
-    """(completion tokens so far, other counts) of an OpenAI chunk. A reasoning count of 0 beside reasoning text is not believed."""
-    details: dict[str, Any] = {}
-    usage = chunk.get("usage")
-    if usage is None:
-        tokens = None
-    else:
-        tokens = usage.get("completion_tokens")
-        if (prompt := usage.get("prompt_tokens")) is not None:
-            details["prompt_tokens"] = prompt
-        if cached := usage.get("prompt_tokens_details"):
-            details["cached_tokens"] = cached.get("cached_tokens")
-        spoken = (usage.get("completion_tokens_details") or usage).get("reasoning_tokens")
-        if spoken is not None and (spoken or not reasoned):
-            details["reasoning_tokens"] = spoken
+def told_rounds(chunk: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Acceptance of this request, where an OpenAI chunk tells it."""
     if metrics := chunk.get("metrics"):
-        details.update(rounds_from(metrics.get("speculative_decoding")))
+        return rounds_from(metrics.get("speculative_decoding"))
     if extension := chunk.get("sglext"):
         found = extension.get("spec_tokens_details")
-        details.update(rounds_from(found[0] if isinstance(found, list) else found))  # a list when several choices were asked for
-    return tokens, details
+        return rounds_from(found[0] if isinstance(found, list) else found)  # a list when several choices were asked for
+    return NOTHING
 
 
 class Completions:
@@ -102,11 +90,11 @@ class Completions:
     def read(self, chunk: Mapping[str, Any]) -> Piece:
         if "error" in chunk:
             raise BrokenReply(f"server error: {error_text(chunk['error'])}")
-        tokens, details = usage_of(chunk, reasoned=False)
+        usage = chunk.get("usage") or NOTHING
         for choice in chunk.get("choices") or ():
-            ids = choice.get("token_ids") or ()
-            return Piece(tokens, choice.get("text") or "", True, ids, False, choice.get("finish_reason") or "", details)
-        return Piece(tokens, details=details)
+            text, ids, reason = choice.get("text") or "", choice.get("token_ids") or (), choice.get("finish_reason") or ""
+            return Piece(usage.get("completion_tokens"), text, True, ids, False, reason, told_rounds(chunk), usage)
+        return Piece(usage.get("completion_tokens"), details=told_rounds(chunk), usage=usage)
 
 
 class Chat:
@@ -127,16 +115,16 @@ class Chat:
     def read(self, chunk: Mapping[str, Any]) -> Piece:
         if "error" in chunk:
             raise BrokenReply(f"server error: {error_text(chunk['error'])}")
+        usage = chunk.get("usage") or NOTHING
         for choice in chunk.get("choices") or ():
             said = choice.get("delta") or choice.get("message") or {}
             content = said.get("content") or ""
             thought = said.get("reasoning") or said.get("reasoning_content") or ""
             output = bool(content or said.get("tool_calls"))
-            tokens, details = usage_of(chunk, reasoned=bool(thought))
-            ids = choice.get("token_ids") or ()
-            return Piece(tokens, thought + content, output, ids, False, choice.get("finish_reason") or "", details)
-        tokens, details = usage_of(chunk, reasoned=False)
-        return Piece(tokens, output=False, details=details)
+            ids, reason = choice.get("token_ids") or (), choice.get("finish_reason") or ""
+            tokens = usage.get("completion_tokens")
+            return Piece(tokens, thought + content, output, ids, False, reason, told_rounds(chunk), usage, bool(thought))
+        return Piece(usage.get("completion_tokens"), output=False, details=told_rounds(chunk), usage=usage)
 
 
 class Generate:

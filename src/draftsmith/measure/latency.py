@@ -47,14 +47,21 @@ def user_tok_s(replies: Sequence[Reply]) -> float | None:
     return percentile(known, 0.5) if known else None
 
 
-def goodput_of(replies: Sequence[Reply], slo: Slo) -> dict[str, Any] | None:
-    """Goodput under `slo`, from the first send to the last token; None without limits or replies. Failed requests are not good."""
+def goodput_of(by_launch: Sequence[Sequence[Reply]], slo: Slo) -> dict[str, Any] | None:
+    """Goodput under `slo` over all launches, each from its first send to its last token; None without limits or replies. Failed
+    requests are not good."""
+    replies = [reply for launch in by_launch for reply in launch]
+    window_s = math.fsum(busy_s(launch) for launch in by_launch)
+    if not slo.limits() or not window_s:
+        return None
+    return {**goodput([reply.ok and slo.met(latency_of(reply)) for reply in replies], window_s), "slo": slo.limits()}
+
+
+def busy_s(replies: Sequence[Reply]) -> float:
+    """Seconds from the first send to the last token of one launch; 0 when nothing was sent, or nothing came."""
     sent = [reply.sent_s for reply in replies if not math.isnan(reply.sent_s)]
     ends = [reply.last_s for reply in replies if not math.isnan(reply.last_s)]
-    if not slo.limits() or not sent or not ends:
-        return None
-    met = [reply.ok and slo.met(latency_of(reply)) for reply in replies]
-    return {**goodput(met, max(ends) - min(sent)), "slo": slo.limits()}
+    return max(ends) - min(sent) if sent and ends else 0.0
 
 
 def finish_mix(replies: Sequence[Reply]) -> dict[str, int]:
@@ -112,8 +119,13 @@ def findings(replies: Sequence[Reply], client_waits: bool = False) -> list[str]:
         found.append(f"requests were sent up to {max(late):.2f} s late (p99 {p99:.2f} s): {cause}, the offered load was not reached")
     if good and (lag := max(reply.client_lag_s for reply in good)) > LATE_S:
         found.append(f"the client was busy for {lag:.2f} s at a stretch: arrival times are late by up to that")
+    whole = [reply for reply in good if reply.num_chunks and 1 < reply.completion_tokens == reply.first_chunk_tokens]
+    if whole:
+        found.append(
+            f"{len(whole)} of {len(good)} replies came in one piece: something buffers the stream, their TTFT is the whole answer's time"
+        )
     bundled = [
-        reply for reply in good if reply.num_chunks > 1 and reply.first_chunk_tokens > max(1, BUNDLED_SHARE * reply.completion_tokens)
+        reply for reply in good if max(1, BUNDLED_SHARE * reply.completion_tokens) < reply.first_chunk_tokens < reply.completion_tokens
     ]
     if bundled:
         most = max(reply.first_chunk_tokens for reply in bundled)

@@ -25,11 +25,12 @@ def on_terminal(stream: TextIO) -> bool:
 class Live:
     """Where an experiment is, and what it has found so far.
 
-    total_launches: the most there will be. intervals: label of a cell -> text, as the last look left it.
+    total_launches: the most there will be. unit: what they are called. intervals: label of a cell -> text, as the last look left it.
     """
 
-    def __init__(self, talk: Talk, total_launches: int, stream: TextIO | None = None) -> None:
+    def __init__(self, talk: Talk, total_launches: int, stream: TextIO | None = None, unit: str = "launch") -> None:
         self.talk = talk
+        self.unit = unit
         self.total = total_launches
         self.stream = stream or sys.stderr
         self.drawn = 0  # lines of the block on the screen
@@ -51,8 +52,8 @@ class Live:
     def launch(self, number: int, name: str, pair: int) -> None:
         """Launch `number` (from 0) begins to be measured."""
         self.number, self.name, self.begun_s = number, name, time.monotonic()
-        part = f"pair {pair + 1}" if pair >= 0 else "noise floor"
-        self.where = f"launch {number + 1} of {self.total}, {name}, {part}"
+        pair_text = f", pair {pair + 1}" if pair >= 0 else ""  # launches of the noise floor are called so
+        self.where = f"{self.unit} {number + 1} of {self.total}, {name}{pair_text}"
 
     def progress(self, phase: str, label: str, done: int, total: int) -> None:
         """`done` of `total` requests of a phase have ended."""
@@ -71,7 +72,7 @@ class Live:
         if canary_tok_s:
             self.canaries.setdefault(self.name, []).append(canary_tok_s)
         self.launch_s.append(took_s)
-        self.talk.say(f"launch {self.number + 1} of {self.total}, {text}")
+        self.talk.say(f"{self.unit} {self.number + 1} of {self.total}, {text}")
 
     def found(self, intervals: Mapping[str, str], note: str = "") -> None:
         """The intervals after a pair, by cell; said once, and kept on the block."""
@@ -95,7 +96,7 @@ class Live:
         what = label if phase == "cell" else phase
         lines = [f"{strong(self.where)}: {what} {done}/{total}{eta}"]
         lines += [f"  {label:12} {text}" for label, text in self.intervals.items()]
-        lines += [f"  canary {name}: {rates[-1]:.1f} tok/s, first launch {rates[0]:.1f}" for name, rates in self.canaries.items()]
+        lines += [f"  canary {name}: {rates[-1]:.1f} tok/s, first {self.unit} {rates[0]:.1f}" for name, rates in self.canaries.items()]
         return lines
 
     def draw(self, lines: Sequence[str]) -> None:

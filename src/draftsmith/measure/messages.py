@@ -100,7 +100,9 @@ class Piece(NamedTuple):
     token_ids: tuple[int, ...] | list[int] = ()
     whole: bool = False  # text and token_ids are all so far, not what is new
     finish_reason: str = ""
-    details: Mapping[str, Any] = {}  # fields of Answer that came with it: prompt_tokens, cached_tokens, reasoning_tokens, rounds, reached
+    details: Mapping[str, Any] = {}  # fields of Reply that came with it: prompt_tokens, cached_tokens, reasoning_tokens, rounds, reached
+    usage: Mapping[str, Any] = {}  # OpenAI's object with the counts so far, as it came
+    thought: bool = False  # reasoning is in `text`
 
 
 class Answer:
@@ -116,11 +118,13 @@ class Answer:
         self.token_ids: list[int] = []
         self.texts: list[str] = []
         self.details: dict[str, Any] = {}
+        self.usage: dict[str, Any] = {}
+        self.thought = False
         self.client_lag_s = 0.0
 
     def add(self, piece: Piece, now_s: float) -> None:
         """Add one chunk that came at `now_s`, or a whole reply that was not streamed."""
-        tokens, text, output, ids, whole, finish_reason, details = piece
+        tokens, text, output, ids, whole, finish_reason, details, usage, thought = piece
         if whole:
             self.texts, self.token_ids = [text], list(ids)
         else:
@@ -131,6 +135,10 @@ class Answer:
             self.finish_reason = finish_reason
         if details:
             self.details.update(details)
+        if usage:
+            self.usage.update(usage)
+        if thought:
+            self.thought = True
         if (text or ids) and self.content_s != self.content_s:
             self.content_s = now_s
         if tokens is None:
@@ -148,6 +156,20 @@ class Answer:
             self.arrivals.append((now_s - self.sent_s, self.tokens))
         if output and (text or grew) and self.first_output_s != self.first_output_s:
             self.first_output_s = now_s
+
+    def told(self) -> Mapping[str, Any]:
+        """What the server said besides the tokens, under the names of Reply. A reasoning count of 0 beside reasoning is not believed."""
+        usage = self.usage
+        if not usage:
+            return self.details
+        cached, spoken = usage.get("prompt_tokens_details"), usage.get("completion_tokens_details")
+        reasoning = (spoken if isinstance(spoken, dict) else usage).get("reasoning_tokens")
+        return {
+            **self.details,
+            "prompt_tokens": usage.get("prompt_tokens"),
+            "cached_tokens": cached.get("cached_tokens") if isinstance(cached, dict) else None,
+            "reasoning_tokens": None if self.thought and not reasoning else reasoning,
+        }
 
     def problem(self, request: Request) -> str:
         """Why this is not a whole completion that can be measured; empty when it is."""
@@ -169,7 +191,7 @@ class Answer:
         if request.stream and self.content_s < self.first_s:
             return "usage came only after content: the server ignores continuous_usage_stats, its tokens cannot be placed in time"
         sent = len(request.prompt_token_ids)
-        read = self.details.get("prompt_tokens")
+        read = self.told().get("prompt_tokens")
         if sent and read is not None and read != sent:
             return f"the server read {read} prompt tokens, {sent} were sent"
         return ""
@@ -177,7 +199,7 @@ class Answer:
     def reply(self, request: Request, error: str = "", arrivals: bool = True) -> Reply:
         """The frozen record; not ok when `error` or `problem` says so. arrivals: keep the time of every chunk."""
         error = error or self.problem(request)
-        details = self.details
+        details = self.told()
         reasoning = details.get("reasoning_tokens")
         streamed = request.stream
         return Reply(

@@ -101,23 +101,33 @@ def run_launches(
     if finished:
         talk.say(f"{len(finished)} of {len(launches)} launches were measured before")
     live = how.live or Live(talk, len(launches))
-    for pair in sorted({planned.pair for planned in launches}):
-        pending = [planned for planned in launches if planned.pair == pair and planned.index not in finished]
-        for group in groups(pending, together and pair != NOISE_PAIR):
-            began_s = time.monotonic()
-            if how.watch.sensors:
-                how.watch.sensors.look_before()
-            with start(group) as servers:
-                for planned, server in zip(group, servers, strict=True):
-                    live.launch(planned.index, planned.name, planned.pair)
-                    load = how.workload_of(planned) if how.workload_of else workload
-                    name = model if isinstance(model, str) else model[planned.launch.arm]
-                    row = Recorder(folder, planned, server, name, how.watch, live).run(load)
-                    append_jsonl(folder / LAUNCHES, row)
-                    live.launch_done(describe(row), row["canary_tok_s"], (time.monotonic() - began_s) / (group.index(planned) + 1))
-        if how.after_pair and (reason := how.after_pair(pair + 1)):
-            return reason
+    try:
+        for pair in sorted({planned.pair for planned in launches}):
+            pending = [planned for planned in launches if planned.pair == pair and planned.index not in finished]
+            for group in groups(pending, together and pair != NOISE_PAIR):
+                measure_group(folder, group, workload, start, model, how, live)
+            if how.after_pair and (reason := how.after_pair(pair + 1)):
+                return reason
+    finally:
+        live.clear()  # also when an error is about to be told
     return ""
+
+
+def measure_group(
+    folder: Path, group: Sequence[Planned], workload: Workload, start: Starter, model: str | Mapping[Arm, str], how: How, live: Live
+) -> None:
+    """Start these launches, measure one after the other, and write each down when it has ended."""
+    began_s = time.monotonic()
+    if how.watch.sensors:
+        how.watch.sensors.look_before()
+    with start(group) as servers:
+        for place, (planned, server) in enumerate(zip(group, servers, strict=True), start=1):
+            live.launch(planned.index, planned.name, planned.pair)
+            load = how.workload_of(planned) if how.workload_of else workload
+            name = model if isinstance(model, str) else model[planned.launch.arm]
+            row = Recorder(folder, planned, server, name, how.watch, live).run(load)
+            append_jsonl(folder / LAUNCHES, row)
+            live.launch_done(describe(row), row["canary_tok_s"], (time.monotonic() - began_s) / place)
 
 
 def replies_of(folder: Path, launch: int, phase: str, where: int | str) -> list[Reply]:

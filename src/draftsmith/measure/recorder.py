@@ -6,6 +6,7 @@ every launch: a machine that slows down shows in it, whatever the arm's cells do
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -102,12 +103,14 @@ class Workload:
 
 @dataclass(frozen=True)
 class Watch:
-    """How requests are sent and what is watched meanwhile. keys: of each arm's server, for its headers; written nowhere."""
+    """How requests are sent and what is watched meanwhile. keys: of each arm's server, for its headers; written nowhere. must_answer: a
+    first warm-up without one good answer ends the experiment; for servers that no new start will mend."""
 
     endpoint: str = "completions"
     sensors: Sensors | None = None
     limits: Limits = field(default_factory=Limits)
     keys: Mapping[Arm, str] = field(default_factory=dict, repr=False)
+    must_answer: bool = False
 
 
 class Recorder:
@@ -205,17 +208,29 @@ class Recorder:
                 found.append("accept_len is exactly 1.00: not one draft was accepted")
         return [f"cell {cell.label}: {reason}" for reason in found]
 
-    def canary(self, workload: Workload) -> float:
-        """Decode tok/s of the fixed single request; 0 when it failed."""
+    def canary(self, workload: Workload) -> float | None:
+        """Decode tok/s of the fixed single request; None when it failed, or came in one piece."""
         [reply] = self.send("canary", [workload.canary], ClosedLoad(1), Cell(1, (), (workload.canary,)))
-        return decode_tok_s(reply) if reply.ok else 0.0
+        speed = decode_tok_s(reply)
+        return speed if reply.ok and not math.isnan(speed) else None
+
+    def check_answered(self, warmed: Sequence[Reply]) -> None:
+        """Raise InvalidMeasurement when not one request of the first warm-up was answered: the hours to come would prove nothing."""
+        if warmed and not any(reply.ok for reply in warmed):
+            raise InvalidMeasurement(
+                f"{self.planned.name} at {self.server.url}: none of {len(warmed)} warm-up requests was answered as it must be "
+                f"({hidden(warmed[0].error, self.key)})",
+                hint="mend that and run the same command: what was measured before stays",
+            )
 
     def measure(self, workload: Workload) -> tuple[float | None, list[Row], float | None]:
         """(canary at the start, cells, canary at the end)."""
         cells, first = [], None
         for cell in workload.cells:
-            self.send("warmup", cell.warmup, ClosedLoad(cell.concurrency), cell)
-            if first is None:
+            warmed = self.send("warmup", cell.warmup, ClosedLoad(cell.concurrency), cell)
+            if cell is workload.cells[0]:
+                if self.watch.must_answer:
+                    self.check_answered(warmed)
                 first = self.canary(workload)
             cells.append(self.cell(cell))
         return first, cells, self.canary(workload) if cells else None

@@ -8,7 +8,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from pydantic_core import from_json
+
 DONE = b"[DONE]"
+FIELD, SEAM = b"data: ", b"\n\ndata: "
 
 
 class BadBody(ValueError):
@@ -50,6 +53,10 @@ class ChunkedBody:
                 size = int(line.partition(b";")[0], 16)
             except ValueError as error:
                 raise BadBody(f"chunk size {line[:20]!r}") from error
+            if 0 < size <= end - at - 2:  # the whole chunk is here, as nearly always
+                out.append(data[at : at + size])
+                at += size + 2
+                continue
             self.trailer = size == 0
             self.missing = size + 2 if size else 0
         return out[0] if len(out) == 1 else b"".join(out)
@@ -67,8 +74,14 @@ class EventSplitter:
             data = self.rest + data
         if b"\r" in data:
             data = data.replace(b"\r\n", b"\n")
-        *blocks, self.rest = data.split(b"\n\n")
-        return [event for block in blocks if (event := event_data(block))]
+        whole, end, self.rest = data.rpartition(b"\n\n")
+        if not end:
+            return []
+        if whole.startswith(FIELD):
+            events = whole[len(FIELD) :].split(SEAM)
+            if whole.count(b"\n") == 2 * (len(events) - 1) and b"" not in events:  # one line of data each, as nearly always
+                return events
+        return [event for block in whole.split(b"\n\n") if (event := event_data(block))]
 
     def finish(self) -> list[bytes]:
         """What a stream without a last empty line leaves."""
@@ -78,16 +91,15 @@ class EventSplitter:
 
 def event_data(block: bytes) -> bytes:
     """The data of one event; empty for a comment."""
-    if block.startswith(b"data: ") and b"\n" not in block:
-        return block[6:]
     lines = [line[5:].removeprefix(b" ") for line in block.split(b"\n") if line.startswith(b"data:")]
     return b"\n".join(lines)
 
 
 def parse_events(events: list[bytes]) -> list[Any]:
-    """JSON of each event; one call of the parser for all of them costs half as much as one each. Raises ValueError (not JSON)."""
+    """JSON of each event; one call for all of them costs less than half of one each, and pydantic's parser less than Python's, which knows
+    more (half a surrogate pair) and has the last word. Raises ValueError (not JSON)."""
     try:
-        found = json.loads(b"[" + b",".join(events) + b"]")
+        found = from_json(b"[" + b",".join(events) + b"]")
     except ValueError:
         return [json.loads(event) for event in events]
     return found if len(found) == len(events) else [json.loads(event) for event in events]

@@ -49,14 +49,6 @@ def steady_window(replies: Sequence[Reply], concurrency: int) -> SteadyWindow:
     return SteadyWindow(end_s - start_s, sum(tokens_until(reply, end_s) for reply in replies))
 
 
-def open_window(replies: Sequence[Reply]) -> SteadyWindow:
-    """From the first send to the last one: the time in which an open load was offered. What came after it is the tail."""
-    assert len(replies) >= 2 and all(reply.ok for reply in replies), len(replies)
-    sent = [reply.sent_s for reply in replies]
-    end_s = max(sent)
-    return SteadyWindow(end_s - min(sent), sum(tokens_until(reply, end_s) for reply in replies))
-
-
 def decode_s(reply: Reply) -> float:
     """Seconds from the first to the last token: what one slot spent on decoding this reply."""
     return reply.last_s - reply.first_s

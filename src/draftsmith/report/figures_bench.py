@@ -14,6 +14,7 @@ from draftsmith.report.svg import (
     INK,
     MUTED,
     NOTE,
+    PATCH,
     PREDICTED,
     SPECULATIVE,
     SURFACE,
@@ -196,11 +197,11 @@ def draw_ratios(ax: Axes, cells: Sequence[Cell]) -> None:
             ax.plot([slot, slot], [ratio["low"], ratio["high"]], color=colour, linewidth=7, alpha=0.3, solid_capstyle="round")
             ax.plot(slot, ratio["ratio"], MARKER[cell["verdict"]], color=colour, markersize=8 if not crowded else 6)
             if crowded:
-                ax.annotate(f"{ratio['ratio']:.2f}", (slot, min(ratio["high"], REACH * ratio["ratio"])), (0, 6), **{**NOTE, "fontsize": 10})
+                top = (slot, min(ratio["high"], REACH * ratio["ratio"]))
+                ax.annotate(f"{ratio['ratio']:.2f}", top, (0, 6), **{**NOTE, "fontsize": 10}, bbox=PATCH)
             else:
-                ax.annotate(
-                    f"{ratio['ratio']:.2f}×", (slot, ratio["ratio"]), (-12, 0), **{**NOTE, "ha": "right", "va": "center", "fontsize": 12.5}
-                )
+                beside = {**NOTE, "ha": "right", "va": "center", "fontsize": 12.5, "bbox": PATCH}  # the line at 1 may run through it
+                ax.annotate(f"{ratio['ratio']:.2f}×", (slot, ratio["ratio"]), (-13, 0), **beside)
         if cell["predicted_speedup"] is not None:
             label = None if ax.get_legend_handles_labels()[0] else "predicted by the cost model"
             ax.plot(slot + 0.18, cell["predicted_speedup"], "D", markerfacecolor="none", color=PREDICTED, markersize=6, label=label)

@@ -56,6 +56,9 @@ def report_of(places: Sequence[Path], output: Path) -> Answer:
     """
     if (output / MANIFEST).exists():
         raise UsageError(f"{output} belongs to a finished stage", hint="choose another folder with --output")
+    nearest = next(place for place in (output, *output.resolve().parents) if place.exists())
+    if not nearest.is_dir():
+        raise UsageError(f"{nearest} is a file", hint="choose a folder with --output")
     named = [place.resolve() for place in places]
     twice = next((place for place in named if named.count(place) > 1), None)
     if twice is not None:
