@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from draftsmith.breakeven import stage
-from draftsmith.breakeven.command import Asked, breakeven, flags_of, numbers, trees_of
+from draftsmith.breakeven.command import Asked, breakeven, flags_of, trees_of
 from draftsmith.breakeven.lockstep import Models, plan
 from draftsmith.breakeven.page import published
 from draftsmith.breakeven.settings import BreakevenSettings
@@ -17,7 +17,7 @@ from draftsmith.breakeven.shapes import dflash_config, target_folder
 from draftsmith.errors import EnvironmentFailed, UsageError
 from draftsmith.job import Job, Talk
 from draftsmith.manifest import read_jsonl
-from draftsmith.settings import DrafterSettings, EngineSettings
+from draftsmith.settings import DrafterSettings, EngineSettings, numbers
 from tiny import save_tiny_target
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -97,7 +97,8 @@ def test_words_that_mean_nothing_are_refused() -> None:
     assert numbers("--depths", "1,3") == (1, 3) and trees_of("3-4-16") == ((3, 4, 16),)
     for text in ("", "1,a", "0", "1,1"):
         with pytest.raises(UsageError):
-            numbers("--depths", text)
+            numbers("--depths", text, different=True)
+    assert numbers("--requests", "10,10") == (10, 10)
     for text in ("3-4", "3-1-4", "3-2-40", "3-4-3"):
         with pytest.raises(UsageError):
             trees_of(text)

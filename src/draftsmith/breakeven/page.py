@@ -17,7 +17,7 @@ from draftsmith.breakeven.depths import ACCEPTED
 from draftsmith.manifest import atomic_write_text
 
 HERE = Path(__file__).parent
-STYLE = HERE.parent / "report" / "report.css"  # one look for all pages
+STYLE = HERE.parent / "page.css"  # one look for all pages
 PAGE = "breakeven.html"
 BENCHMARK_ORDER = ("MT-Bench", "mean", "HumanEval", "GSM8K", "MATH")
 

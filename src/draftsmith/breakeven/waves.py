@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from draftsmith.errors import InvalidMeasurement
+from draftsmith.measure.endpoints import accept_len_of
 
 STREAM_STEP = 16  # tokens between two chunks of one request
 SILENCE_S = 60.0  # longest silence of the server; first use of a kernel compiles it
@@ -38,11 +39,7 @@ class Answer:
     @property
     def accept_len(self) -> float | None:
         """Tokens per round, bonus included; None without speculation."""
-        rounds = self.meta.get("spec_verify_ct")
-        if not rounds:
-            return None
-        accepted = self.meta.get("spec_num_correct_drafts", self.meta.get("spec_accepted_drafts"))
-        return 1 + accepted / rounds if accepted is not None else (self.tokens - 1) / rounds
+        return accept_len_of(self.meta, self.tokens)
 
     def tokens_at(self, moment: float) -> float:
         """Tokens at a moment between the first and the last; evenly spread between two chunks."""
