@@ -94,4 +94,4 @@ def write_drafter(job: Job, folder: Path, seed: int) -> None:
     from draftsmith.models.checkpoint import write_random_drafter
 
     shutil.rmtree(folder, ignore_errors=True)
-    write_random_drafter(job.target, job.drafter, folder, seed)
+    write_random_drafter(job.target, job.drafter, folder, seed, job.engine.name)

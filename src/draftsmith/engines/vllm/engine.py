@@ -47,6 +47,7 @@ class VLLM:
 
     name: ClassVar[str] = "vllm"
     served_model: ClassVar[str] = "target"
+    endpoint: ClassVar[str] = "completions"
     info_pages: ClassVar[tuple[str, ...]] = PAGES
     workers: ClassVar[str] = r"^VLLM::"
 
