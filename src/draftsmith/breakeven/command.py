@@ -58,7 +58,7 @@ def breakeven(asked: Asked, pasted: Sequence[str], talk: Talk) -> tuple[dict[str
     engine_settings = EngineSettings(name=asked.engine, python=asked.python, flags=flags_of(pasted), ready_timeout_s=900.0)
     engine, python = engine_for(engine_settings)
     job = Job(folder, source, engine_settings, DrafterSettings(draft_vocab_size=asked.draft_vocab), talk)
-    if engine.name == "sglang":
+    if lockstep.forces(engine_settings):
         models = models_of(asked, job, settings, folder)
         summary = lockstep.measure(settings, job, models, engine, python, folder)
         page = folder / PAGE
@@ -71,11 +71,12 @@ def breakeven(asked: Asked, pasted: Sequence[str], talk: Talk) -> tuple[dict[str
 
 
 def with_counters(asked: Asked, job: Job, settings: BreakevenSettings) -> Path:
-    """Another engine than SGLang: as the recipe's stage does it, with a drafter of random weights and the server's counters."""
+    """An engine that cannot force acceptance: as the recipe's stage does it, with a drafter of random weights and the server's counters."""
+    forcing = "SGLang, or vLLM 0.22 or newer on a GPU,"
     if asked.algorithm != "eagle3" or asked.trees or asked.drafter is not None:
-        raise UsageError(f"{asked.engine}: only EAGLE-3 chains of random weights are measured here", hint="SGLang has the rest")
+        raise UsageError(f"{asked.engine}: only EAGLE-3 chains of random weights are measured here", hint=f"{forcing} can do the rest")
     if not job.target.is_dir() or not has_weights(job.target):
-        raise UsageError(f"{asked.engine} needs a target with weights here", hint="SGLang can take a config.json alone")
+        raise UsageError(f"{asked.engine} needs a target with weights here", hint=f"{forcing} can take a config.json alone")
     stage.run(settings, job)
     return job.folder(stage.NAME) / PAGE
 

@@ -120,7 +120,7 @@ class Sweep:
         prompts = self.load.prompts(row["concurrency"], f"{row['phase']} {row['pass']} {row['wave']} {tokens} {step}")
         line = planned.head() | row | {"stream_step": step, "started": time.time()}
         try:
-            line |= run_wave(server.url, prompts, tokens, step)
+            line |= run_wave(server, prompts, tokens, step)
         except InvalidMeasurement as error:
             line["invalid"] = error.message
             self.talk.say(f"launch {planned.index} ({planned.name}), concurrency {row['concurrency']}: {error.message}")
