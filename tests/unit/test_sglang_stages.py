@@ -55,7 +55,7 @@ class SGLangLaunch(MockLaunch):
 
 
 class TinyServer(SGLangServer):
-    """Answers /generate with the greedy speculation of a tiny target; a baseline only tells no rounds. `lie` changes those that are told."""
+    """Answers /generate with the greedy speculation of a tiny target; a baseline tells no rounds. `lie` changes those that are told."""
 
     def __init__(self, launch: Launch, drafter: Path, lie: Any) -> None:
         super().__init__(Behaviour(accepted=(1,), depth=DEPTH) if launch.drafting else Behaviour())

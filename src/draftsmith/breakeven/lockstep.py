@@ -1,5 +1,5 @@
-"""Break-even where the engine can force acceptance (SGLang, vLLM on a GPU): the launches of a plan, measured in waves, summarised, and shown
-on a page.
+"""Break-even where the engine can force acceptance (SGLang, vLLM on a GPU): the launches of a plan, measured in waves, summarised, and
+shown on a page.
 
 Launch replicates in turned order (A B C, C B A), a canary in each, two visits when the launches of a replicate run side by side.
 """

@@ -133,7 +133,8 @@ def counted(server: Serving, before: tuple[int, Acceptance], tokens: int) -> flo
 def figures(answers: Sequence[Answer], tokens: int, accept_len: float | None = None) -> dict[str, Any]:
     """Times of a wave. `decode_step_s`: T_ar, or with speculation the time per token; `round_s`: T_round, None without speculation.
 
-    accept_len: of all requests together, where the replies do not tell their own. Raises InvalidMeasurement when an answer is short, or when no moment saw all requests decode.
+    accept_len: of all requests together, where the replies do not tell their own. Raises InvalidMeasurement when an answer is short, or
+    when no moment saw all requests decode.
     """
     short = [answer.tokens for answer in answers if answer.tokens != tokens]
     if short:
