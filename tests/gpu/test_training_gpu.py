@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_capture_store import SETTINGS as CAPTURE
-from test_capture_store import make_job
-from test_train import SETTINGS as TRAIN
+from test_capture_store import SETTINGS as CAPTURE  # pyright: ignore[reportMissingImports]
+from test_capture_store import make_job  # pyright: ignore[reportMissingImports]
+from test_train import SETTINGS as TRAIN  # pyright: ignore[reportMissingImports]
 
 from draftsmith.capture import stage as capture
 from draftsmith.job import Job

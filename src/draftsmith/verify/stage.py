@@ -71,7 +71,7 @@ def run(settings: VerifySettings, job: Job) -> dict[str, Any]:
     if errors(findings):
         finish(job, result, findings)  # serving a wrong drafter would prove nothing
     job.talk.say(f"verify: exported = trained on {result['export']['tokens']} tokens, difference {result['export']['max_abs_logit_diff']}")
-    for dtype in dict.fromkeys([*(["float32"] if settings.float32 else []), setup.dtype]):
+    for dtype in dict.fromkeys(["float32", setup.dtype] if settings.float32 else [setup.dtype]):
         expected, served = serve_pair(setup, dtype)
         parted = judge(divergences(expected, served.answers, settings.output_tokens), expected, reference, limit(settings, dtype))
         result["lossless"][dtype] = lossless_report(expected, served, parted, settings.output_tokens)
