@@ -30,7 +30,8 @@ MOST_BYTES = 15 << 20  # of one file that comes back
 
 @dataclass(frozen=True)
 class Part:
-    """`words`: the command, in which {kit} and {work} stand for folders. seconds: when it is stopped. expected_s: what it should take."""
+    """`words`: the command, in which {kit} and {work} stand for folders, {python} for this interpreter and {engine} for one that finds the
+    kit's packages (no engine inherits PYTHONPATH). seconds: when it is stopped. expected_s: what it should take."""
 
     what: str
     words: str
@@ -47,10 +48,13 @@ def breakeven(shape: str, groups: str, seconds: int) -> str:
     return f"{{python}} benchmarks/gpu/breakeven.py {words}"
 
 
-ROAD = "{python} -m draftsmith run recipes/smollm2-h200-sglang.yaml target.model={kit}/model --run-folder {work}/run"
+ROAD = (
+    "{python} -m draftsmith run recipes/smollm2-h200-sglang.yaml target.model={kit}/model engine.python={python}"
+    " engine.env.PYTHONPATH={kit}/site --run-folder {work}/run"
+)
 VLLM = (
-    "{python} -m draftsmith breakeven --engine vllm==0.26.0 --python {python} --target {kit}/model --draft-vocab 4096 --depths 1,3,5"
-    " --concurrency 1,4,16,64 --together --out {work}/out -- --gpu-memory-utilization 0.15 --max-model-len 4096 --dtype bfloat16"
+    "{python} -m draftsmith breakeven --engine vllm==0.26.0 --python {engine} --target {kit}/model --draft-vocab 4096 --depths 1,3,5"
+    " --concurrency 1,4,16,64 --together --out {work}/out -- --gpu-memory-utilization 0.2 --kv-cache-memory-bytes 4294967296 --max-model-len 4096 --dtype bfloat16"
 )
 TP = "{python} benchmarks/gpu/tensor_parallel.py --kit {kit} --out {work}"
 PARTS = {
@@ -84,9 +88,18 @@ def table() -> list[str]:
 
 def command(part: Part, kit: Path, work: Path, more: Sequence[str] = ()) -> list[str]:
     """The words of a part with its folders; words of the caller before those that go to the engine."""
-    words = shlex.split(part.words.format(kit=kit, work=work, python=sys.executable))
+    words = shlex.split(part.words.format(kit=kit, work=work, python=sys.executable, engine=engine(kit, work)))
     at = words.index("--") if "--" in words else len(words)
     return [*words[:at], *more, *words[at:]]
+
+
+def engine(kit: Path, work: Path) -> Path:
+    """The interpreter of an engine: this one, with the kit's packages."""
+    work.mkdir(parents=True, exist_ok=True)
+    path = work / "python"
+    path.write_text(f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(kit / "site"))} exec {shlex.quote(sys.executable)} "$@"\n')
+    path.chmod(0o755)
+    return path
 
 
 def environment(kit: Path, work: Path) -> dict[str, str]:

@@ -38,11 +38,11 @@ def test_the_readme_has_the_parts() -> None:
     assert "\n".join(part.table()) in (GPU / "README.md").read_text()
 
 
-def test_every_part_ends_within_a_call_and_says_what_it_starts() -> None:
+def test_every_part_ends_within_a_call_and_says_what_it_starts(tmp_path: Path) -> None:
     for name, one in part.PARTS.items():
         assert one.seconds + part.STOP_S <= CALL_S - 10, name
         assert name == "road" or one.expected_s <= one.seconds, name
-        words = part.command(one, Path("/kit"), Path("/work"))
+        words = part.command(one, Path("/kit"), tmp_path)
         assert not [word for word in words if "{" in word]
         scripts = [ROOT / word for word in words if word.endswith((".py", ".sh", ".yaml"))]
         assert all(script.is_file() for script in scripts), (name, scripts)
@@ -78,9 +78,22 @@ def test_a_command_that_takes_too_long_is_interrupted_and_what_it_left_comes_bac
         assert archive.getnames() == ["part.log"]
 
 
-def test_words_of_the_caller_stand_before_those_of_the_engine() -> None:
-    words = part.command(part.PARTS["vllm"], Path("/kit"), Path("/work"), ["--tokens", "64"])
+def test_words_of_the_caller_stand_before_those_of_the_engine(tmp_path: Path) -> None:
+    words = part.command(part.PARTS["vllm"], Path("/kit"), tmp_path, ["--tokens", "64"])
     assert words[words.index("--tokens") :][:3] == ["--tokens", "64", "--"]
+
+
+def test_every_engine_is_told_where_the_kit_is(tmp_path: Path) -> None:
+    """None inherits PYTHONPATH: a recipe and the drivers say it in the launch's environment, the command by its interpreter."""
+    (tmp_path / "kit" / "site").mkdir(parents=True)
+    (tmp_path / "kit" / "site" / "carried.py").write_text("print('found')")
+    words = part.command(part.PARTS["vllm"], tmp_path / "kit", tmp_path / "work")
+    interpreter = words[words.index("--python") + 1]
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    assert subprocess.run([interpreter, "-m", "carried"], env=env, capture_output=True, text=True, check=True).stdout == "found\n"
+    for name in ("road", "smollm2-1", "kimi-1", "tp-1"):
+        said = part.command(part.PARTS[name], Path("/kit"), tmp_path)
+        assert "engine.env.PYTHONPATH=/kit/site" in said or "--pythonpath" in said or "--kit" in said
 
 
 @pytest.fixture
