@@ -54,7 +54,8 @@ ROAD = (
 )
 VLLM = (
     "{python} -m draftsmith breakeven --engine vllm==0.26.0 --python {engine} --target {kit}/model --draft-vocab 4096 --depths 1,3,5"
-    " --concurrency 1,4,16,64 --together --out {work}/out -- --gpu-memory-utilization 0.2 --kv-cache-memory-bytes 4294967296 --max-model-len 4096 --dtype bfloat16"
+    " --concurrency 1,4,16,64 --together --out {work}/out --"
+    " --gpu-memory-utilization 0.2 --kv-cache-memory-bytes 4294967296 --max-model-len 4096 --dtype bfloat16"
 )
 TP = "{python} benchmarks/gpu/tensor_parallel.py --kit {kit} --out {work}"
 PARTS = {

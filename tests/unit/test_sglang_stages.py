@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,8 +27,11 @@ from draftsmith.engines.protocol import Launch
 from draftsmith.engines.sglang.engine import SGLang
 from draftsmith.errors import InvalidMeasurement
 from draftsmith.job import Job, Talk
-from draftsmith.measure.client import Request
+from draftsmith.measure.client import Reply, Request
+from draftsmith.measure.endpoints import accept_len_of
+from draftsmith.measure.latency import acceptance_of
 from draftsmith.measure.protocol import Planned, Watch
+from draftsmith.metrics import Acceptance
 from draftsmith.models.checkpoint import load_exported
 from draftsmith.recipe import load_recipe
 from draftsmith.serve.stage import judge, told_acceptance
@@ -178,3 +182,23 @@ def test_a_recipe_for_sglang_benches_where_acceptance_is_told(tmp_path: Path) ->
     assert load_recipe(recipe, ["bench.endpoint=chat"]).bench.endpoint == "chat"
     assert load_recipe(recipe.with_name("smollm2-cpu.yaml")).bench.endpoint == "completions"
     assert set(load_recipe(recipe).bench.concurrency) <= set(load_recipe(recipe).breakeven.concurrency)  # each has its break-even
+
+
+@pytest.mark.parametrize(
+    ("told", "accept_len"),
+    [
+        ({"spec_verify_ct": 4, "spec_num_correct_drafts": 2, "spec_correct_drafts_histogram": [2, 2]}, 1.5),
+        ({"spec_verify_ct": 4, "spec_accepted_drafts": 2}, 1.5),  # 0.5.11
+        ({"spec_verify_ct": 4, "spec_accept_histogram": [1, 2, 1]}, 2.0),  # 0.5.9
+        ({"spec_verify_ct": 4}, 2.0),  # 0.5.3: 9 tokens, one of them from the prefill
+        ({"completion_tokens": 9}, None),
+    ],
+)
+def test_one_reading_of_what_every_version_tells(told: dict[str, Any], accept_len: float | None) -> None:
+    assert accept_len_of(told, 9) == accept_len
+
+
+def test_an_answer_of_one_token_has_no_round_and_takes_none_from_the_others() -> None:
+    short, long = Reply("a", True, completion_tokens=1), Reply("b", True, completion_tokens=5, rounds=2, reached=(2,))
+    assert acceptance_of([short, long], 3) == Acceptance(2, (2, 0, 0))
+    assert acceptance_of([replace(short, completion_tokens=2), long], 3) is None
