@@ -155,6 +155,11 @@ def test_serve_asks_the_engines_own_endpoint_for_acceptance() -> None:
         assert told_acceptance(SGLangLaunch(silent), 40, 3) is None  # pyright: ignore[reportArgumentType]
 
 
+def test_serve_asks_nobody_twice_whose_counters_tell() -> None:
+    with MockServer(Behaviour(accepted=(1,), depth=3)) as server:
+        assert told_acceptance(MockLaunch(server), 40, 3) is None and server.seen == []  # pyright: ignore[reportArgumentType]
+
+
 def test_serve_names_what_an_endpoint_that_is_not_there_said() -> None:
     class Faulty(SGLangServer):
         async def answer(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:

@@ -78,9 +78,12 @@ def examine(server: Server, settings: ServeSettings, depth: int) -> dict[str, An
 
 
 def told_acceptance(server: Server, max_tokens: int, depth: int) -> tuple[Acceptance, int] | None:
-    """(acceptance, tokens) of the same question, as the engine's own endpoint tells them with a reply; None where counters tell."""
+    """(acceptance, tokens) of the same question, as the engine's own endpoint tells them with a reply; None where counters tell.
+
+    SGLang's counters hold its warm-up requests, too, so that they would not add up even where they suffice (depth 1).
+    """
     engine = server.engine
-    if server.acceptance(depth) is not None:
+    if engine.endpoint == "completions":
         return None
     question = Request("question", (), max_tokens, text=QUESTION, stream=False)
     [reply] = run_closed_loop(server.url, engine.served_model, [question], 1, endpoint=engine.endpoint)
