@@ -118,7 +118,7 @@ def moe() -> Shape:
 
 
 def kimi() -> Shape:
-    """Six layers of Kimi K2's shape with all 384 experts, 50 GB a server: two at a time."""
+    """Six layers of Kimi K2's shape with all 384 experts, 55 GB a server with its drafter: two at a time."""
     groups = (
         (Wanted("baseline", env=EVEN), Wanted("depth 3", 3, env=EVEN)),
         (Wanted("depth 1", 1, env=EVEN), Wanted("depth 7", 7, env=EVEN)),
