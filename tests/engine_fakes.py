@@ -79,6 +79,7 @@ class FakeEngine:
 
     name: ClassVar[str] = "fake"
     served_model: ClassVar[str] = "target"
+    endpoint: ClassVar[str] = "completions"
     info_pages: ClassVar[tuple[str, ...]] = ("/info",)
     workers: ClassVar[str] = "^fake::"
 

@@ -127,7 +127,8 @@ class GenerateFormat:
     @staticmethod
     def normal(body: dict[str, Any]) -> dict[str, Any]:
         params = body["sampling_params"]
-        names = {"prompt": body["input_ids"], "max_tokens": params["max_new_tokens"], "ignore_eos": params["ignore_eos"]}
+        prompt = body.get("input_ids") or list(body["text"].encode())
+        names = {"prompt": prompt, "max_tokens": params["max_new_tokens"], "ignore_eos": params["ignore_eos"]}
         return {**body, **names}
 
     @staticmethod

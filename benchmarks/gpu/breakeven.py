@@ -1,12 +1,13 @@
 """T_ar and T_round of SGLang over concurrency and depth on one GPU: what break-even tables and the cost model are fitted to.
 
-    python benchmarks/gpu/breakeven.py --shape smollm2 --target DIR --pythonpath SITE --out DIR
-    python benchmarks/gpu/breakeven.py --shape dense --target config.json --tokenizer DIR --pythonpath SITE --out DIR
-    python benchmarks/gpu/breakeven.py --shape moe   --target config.json --tokenizer DIR --pythonpath SITE --out DIR
+    python benchmarks/gpu/breakeven.py --shape smollm2 --target DIR --pythonpath SITE --out DIR --groups 1,2
+    python benchmarks/gpu/breakeven.py --shape dense|moe|kimi --tokenizer DIR --pythonpath SITE --out DIR --groups 1
+    python benchmarks/gpu/breakeven.py --plan
 
-Servers of a group start together and are measured one at a time (draftsmith.breakeven.sweep). `--target` with weights uses them; a
-config.json gets dummy weights. Acceptance is forced to 2 tokens a round: a round costs the same whatever is accepted (one launch of
-smollm2 checks that). OUT gets launches, idle, waves and profile (.jsonl), sensors.csv and the servers' logs, each line when it is known.
+(README.md beside this file has them as parts that fit a call.) Servers of a group start together and are measured one at a time
+(draftsmith.breakeven.sweep). smollm2 takes the weights in `--target`; the others get dummy weights for the config in `shapes/`, and a
+tokenizer's files. Acceptance is forced to 2 tokens a round: a round costs the same whatever is accepted (one launch of smollm2 checks
+that). OUT gets launches, idle, waves and profile (.jsonl), sensors.csv and the servers' logs, each line when it is known.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from draftsmith.breakeven.shapes import has_weights, target_folder, write_drafter_config
-from draftsmith.breakeven.sweep import Planned, Sweep, Waves, started
+from draftsmith.breakeven.sweep import Planned, Sweep, Waves, free_ports, started
 from draftsmith.engines.process import cpu_s
 from draftsmith.engines.protocol import Drafting, Launch
 from draftsmith.engines.registry import engine_for
@@ -40,6 +41,7 @@ from draftsmith.models.text_config import read_text_config
 from draftsmith.serve.http import fetch
 from draftsmith.settings import DrafterSettings, EngineSettings, FlagValue
 
+SHAPES_FOLDER = Path(__file__).with_name("shapes")
 FLAGS: dict[str, FlagValue] = {
     "attention-backend": "triton",
     "sampling-backend": "pytorch",
@@ -49,6 +51,7 @@ FLAGS: dict[str, FlagValue] = {
     "dtype": "bfloat16",
     "sleep-on-idle": True,
 }
+ENGINE = "sglang==0.5.17"
 ENV = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # else every server forks a pool of compile workers, a core each
 EVEN = {"SGLANG_SIMULATE_UNIFORM_EXPERTS": "1"}  # routers of random weights may favour a few experts
 ALL = (1, 2, 4, 8, 16, 32, 64)
@@ -77,13 +80,14 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Shape:
-    """Groups of launches that fit the GPU together; flags and load that differ from the common ones."""
+    """Groups of launches that fit the GPU together; flags and load that differ from the common ones. config: its folder in `shapes/`."""
 
     groups: tuple[tuple[Wanted, ...], ...]
     flags: dict[str, FlagValue]
     draft_vocab: int
     tokens: int = 160
     probes: bool = False
+    config: str = ""
 
 
 def smollm2() -> Shape:
@@ -110,7 +114,17 @@ def moe() -> Shape:
         (Wanted("depth 1", 1, env=EVEN), Wanted("baseline", env=EVEN)),
         (Wanted("routed baseline", 0, (1, 4, 16, 64)), Wanted("routed depth 3", 3, (1, 4, 16, 64))),
     )
-    return Shape(groups, {"mem-fraction-static": 0.97, "max-total-tokens": 20000}, draft_vocab=32000, tokens=128)
+    return Shape(groups, {"mem-fraction-static": 0.97, "max-total-tokens": 20000}, 32000, tokens=128, config="qwen3-30b-a3b")
+
+
+def kimi() -> Shape:
+    """Six layers of Kimi K2's shape with all 384 experts, 55 GB a server with its drafter: two at a time."""
+    groups = (
+        (Wanted("baseline", env=EVEN), Wanted("depth 3", 3, env=EVEN)),
+        (Wanted("depth 1", 1, env=EVEN), Wanted("depth 7", 7, env=EVEN)),
+    )
+    flags: dict[str, FlagValue] = {"mem-fraction-static": 0.97, "max-total-tokens": 20000, "context-length": 4096}
+    return Shape(groups, flags, 32000, tokens=128, config="kimi-cut-6")
 
 
 SHAPES = {
@@ -122,8 +136,10 @@ SHAPES = {
         ),
         {"mem-fraction-static": 0.95, "max-total-tokens": 20000},
         draft_vocab=32000,
+        config="qwen3-8b",
     ),
     "moe": moe(),
+    "kimi": kimi(),
 }
 
 
@@ -132,8 +148,11 @@ class Maker:
 
     def __init__(self, arguments: argparse.Namespace, shape: Shape, scratch: Path) -> None:
         self.arguments, self.shape, self.scratch = arguments, shape, scratch
-        self.target = target_folder(arguments.target, scratch / "target", arguments.tokenizer)
+        source = arguments.target or SHAPES_FOLDER / shape.config / "config.json"
+        self.target = target_folder(source, scratch / "target", arguments.tokenizer)
         self.drafter = DrafterSettings(draft_vocab_size=shape.draft_vocab)
+        self.given = source.with_name("drafter.json") if source.is_file() else Path()
+        self.ports = free_ports(2 * sum(map(len, shape.groups)))
         self.made = 0
 
     def drafter_folder(self, wanted: Wanted) -> Path:
@@ -145,8 +164,12 @@ class Maker:
         if wanted.real:
             from draftsmith.models.checkpoint import write_random_drafter
 
-            return write_random_drafter(self.target, self.drafter, folder, 0)
-        return write_drafter_config(self.target, self.drafter, folder, wanted.method, wanted.depth + 1)
+            return write_random_drafter(self.target, self.drafter, folder, 0, ENGINE)
+        if wanted.method == "eagle3" and self.given.is_file():
+            folder.mkdir()
+            shutil.copyfile(self.given, folder / "config.json")
+            return folder
+        return write_drafter_config(self.target, self.drafter, folder, wanted.method, wanted.depth + 1, ENGINE)
 
     def plan(self, wanted: Wanted) -> Planned:
         if wanted.real:
@@ -155,7 +178,7 @@ class Maker:
         drafting = None
         if wanted.depth:
             drafting = Drafting(wanted.method, self.drafter_folder(wanted), wanted.depth, wanted.tree, wanted.forced)
-        ports: dict[str, FlagValue] = {"port": 21000 + index, "nccl-port": 22000 + index}
+        ports: dict[str, FlagValue] = {"port": self.ports[2 * index], "nccl-port": self.ports[2 * index + 1]}
         env = ENV | wanted.env | ({"PYTHONPATH": self.arguments.pythonpath} if self.arguments.pythonpath else {})
         dummy = frozenset[str]() if wanted.real else frozenset(("target", "drafter"))
         arm = "speculative" if drafting else "baseline"
@@ -246,11 +269,12 @@ def sensors(path: Path) -> Iterator[None]:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=SHAPES, required=True)
-    parser.add_argument("--target", type=Path, required=True)
+    parser.add_argument("--shape", choices=SHAPES, default="smollm2")
+    parser.add_argument("--target", type=Path, help="folder with weights (smollm2), or another config.json than the shape's own")
     parser.add_argument("--tokenizer", type=Path, help="folder whose tokenizer files a bare config.json gets")
     parser.add_argument("--pythonpath", help="PYTHONPATH of the engine, where it is not installed in this interpreter")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=Path("breakeven"))
+    parser.add_argument("--plan", action="store_true", help="print the groups of every shape and end")
     parser.add_argument("--budget-s", type=float, default=420.0, help="seconds in all; what is measured by then is kept")
     parser.add_argument("--ready-s", type=float, default=240.0, help="seconds that a group may take to come up")
     parser.add_argument("--groups", default="1,2,3,4", help="which groups of launches, for example 1,2")
@@ -262,12 +286,17 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     begun, allowed = time.monotonic(), os.sched_getaffinity(0)
     arguments, talk = parse(), Talk()
+    if arguments.plan:
+        print(
+            "\n".join(f"{name}, group {n}: {', '.join(w.name for w in g)}" for name, s in SHAPES.items() for n, g in enumerate(s.groups, 1))
+        )
+        return
     shape = SHAPES[arguments.shape]
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix="breakeven-"))
     maker = Maker(arguments, shape, scratch)
-    engine, python = engine_for(EngineSettings(name="sglang==0.5.17", python=sys.executable))
+    engine, python = engine_for(EngineSettings(name=ENGINE, python=sys.executable))
     load = Waves(read_text_config(maker.target)["vocab_size"], tokens=arguments.tokens or shape.tokens)
     machine = {"hardware": hardware(), "tools": tool_versions(), "target": read_text_config(maker.target), "shape": arguments.shape}
     atomic_write_json(out / "about.json", machine | {"load": vars(load), "words": sys.argv, "started": time.time()})

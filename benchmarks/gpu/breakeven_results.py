@@ -1,7 +1,8 @@
 """What breakeven.py measured -> a folder under results/: tables, the page, prediction against measurement, biases, raw lines.
 
-    python benchmarks/gpu/breakeven_results.py --measured OUT/smollm2 --title "SmolLM2-135M" --out results/smollm2-135m_breakeven_h200_DATE
+    python benchmarks/gpu/breakeven_results.py --measured DIR... --title "SmolLM2-135M" --out results/smollm2-135m_breakeven_h200_DATE
 
+DIR: what a part left; several of one shape are put together, and their launches of one kind show what two sessions differ by.
 Prediction: the cost model is fitted to the cells with concurrency 1, 4, 16, 64 and depth 0, 1, 3, 7 and asked for all others.
 """
 
@@ -40,8 +41,13 @@ def cells_of(cells: Mapping[Key, Timed], depths: Mapping[str, int]) -> list[Cell
     ]
 
 
+def num_experts(config: Mapping[str, Any]) -> int:
+    """0: a dense target. Qwen and DeepSeek name it differently."""
+    return config.get("num_experts") or config.get("n_routed_experts") or 0
+
+
 def shape_of(config: Mapping[str, Any]) -> Shape:
-    return Shape(config.get("num_experts") or 0, config.get("num_experts_per_tok") or 0, config["num_hidden_layers"], config["hidden_size"])
+    return Shape(num_experts(config), config.get("num_experts_per_tok") or 0, config["num_hidden_layers"], config["hidden_size"])
 
 
 def prediction(cells: Sequence[Cell], shape: Shape) -> dict[str, Any]:
@@ -121,7 +127,7 @@ def text(title: str, about: Mapping[str, Any], summary: Mapping[str, Any], extra
         f"# {title}: break-even on {', '.join(about['hardware']['gpus']) or about['hardware']['cpu']}",
         "",
         f"SGLang 0.5.17, waves of {about['load']['tokens']} tokens. Needed accept_len with its 95 % interval; {noise}.",
-        f"Made by `benchmarks/gpu/breakeven.sh {about['shape']}` and `benchmarks/gpu/breakeven_results.py`; each wave: `waves.jsonl.gz`.",
+        f"Made by `benchmarks/gpu/part.py` ({about['shape']}) and `benchmarks/gpu/breakeven_results.py`; each wave: `waves.jsonl.gz`.",
         "",
         *break_even_table(summary),
     ]
@@ -152,14 +158,20 @@ def nameless(value: Any) -> Any:
     return {key: nameless(one) for key, one in value.items()} if isinstance(value, dict) else value
 
 
+def together(folders: Sequence[Path], name: str) -> list[dict[str, Any]]:
+    """The lines of all folders; launches of the second one are numbered from 100 on, and so forth."""
+    return [row | {"launch": row["launch"] + 100 * place} for place, folder in enumerate(folders) for row in read_jsonl(folder / name)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--measured", type=Path, required=True)
+    parser.add_argument("--measured", type=Path, nargs="+", required=True)
     parser.add_argument("--title", required=True)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    rows, about = read_jsonl(arguments.measured / "waves.jsonl"), nameless(json.loads((arguments.measured / "about.json").read_text()))
-    launches = nameless(read_jsonl(arguments.measured / "launches.jsonl"))
+    folders: list[Path] = arguments.measured
+    about = nameless(json.loads((folders[0] / "about.json").read_text()))
+    rows, launches = together(folders, "waves.jsonl"), nameless(together(folders, "launches.jsonl"))
     depths = {row["name"]: row["depth"] for row in rows}
     cells = timed(rows)
     summary = surface([row for row in rows if plain(row["name"])])
@@ -170,14 +182,14 @@ def main() -> None:
         extra["prediction"] = prediction(cells_of(cells, depths), shape_of(config))
     except InvalidMeasurement as error:
         extra["no_prediction"] = error.message
-    extra["profile"] = read_jsonl(arguments.measured / "profile.jsonl")
+    extra["profile"] = together(folders, "profile.jsonl")
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
     atomic_write_json(out / "summary.json", summary | extra | {"about": about})
-    atomic_write_bytes(out / "waves.jsonl.gz", gzip.compress((arguments.measured / "waves.jsonl").read_bytes(), mtime=0))
+    atomic_write_bytes(out / "waves.jsonl.gz", gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode(), mtime=0))
     kept = ("launch", "name", "depth", "rows", "forced_accept_len", "argv", "dummy", "ready_s", "differs", "died")
     atomic_write_text(out / "launches.jsonl", "".join(json.dumps({k: row[k] for k in kept if k in row}) + "\n" for row in launches))
-    moe = bool(config.get("num_experts"))
+    moe = bool(num_experts(config))
     dummy = not any(row["dummy"] == [] for row in launches if row["name"] == "baseline" and "dummy" in row)
     facts = ("sglang==0.5.17", ", ".join(about["hardware"]["gpus"]), "random weights" if dummy else "the target's own weights")
     methods = tuple(sorted({row["method"] for row in rows if row["method"]}))

@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from draftsmith.breakeven.shapes import target_folder
-from draftsmith.breakeven.sweep import Planned, Sweep, Waves, started
+from draftsmith.breakeven.sweep import Planned, Sweep, Waves, free_ports, started
 from draftsmith.engines.protocol import Drafting, Launch
 from draftsmith.engines.registry import engine_for
 from draftsmith.errors import EnvironmentFailed
@@ -40,7 +40,6 @@ GPU_GB, NUM_GPUS, MAX_SERVERS = 135.0, 2, 6  # of 150 GB; six starts keep 32 cor
 CONCURRENCY = (1, 4, 16, 64)
 FORCED = 2.0  # a whole number: every rank takes it without drawing
 READY_S, LEAST_S, STOP_S = 270.0, 210.0, 12.0  # seen: 60 to 124 s until one server is ready on 16 cores
-PORT, NCCL_PORT = 23000, 24000
 
 LOOPBACK = {"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}  # one host, perhaps without a network
 # Switched off: what would use NVLink multicast (FlashInfer's fused all-reduce; SGLang's second own all-reduce, through symmetric memory).
@@ -140,10 +139,10 @@ def parts(groups: Sequence[Group] = GROUPS) -> list[list[Placed]]:
     return [part for _, part in found]
 
 
-def plan_one(placed: Placed, index: int, kit: Path, models: Path) -> Planned:
-    """One server; `index` sets its ports apart from the others'."""
+def plan_one(placed: Placed, index: int, free: Sequence[int], kit: Path, models: Path) -> Planned:
+    """One server; of the free ports it takes the two that are `index`'s."""
     group = placed.group
-    ports: dict[str, FlagValue] = {"port": PORT + index, "nccl-port": NCCL_PORT + index}
+    ports: dict[str, FlagValue] = {"port": free[2 * index], "nccl-port": free[2 * index + 1]}
     flags = {**FLAGS, **ports, "tp-size": group.tp}
     env = {**ENV, "PYTHONPATH": str(kit / "site"), "CUDA_VISIBLE_DEVICES": ",".join(map(str, placed.gpus))}
     if group.link == "p2p-off":
@@ -159,7 +158,7 @@ def plan_one(placed: Placed, index: int, kit: Path, models: Path) -> Planned:
 
 def write_models(kit: Path, out: Path) -> None:
     """Target and drafter folders of every shape under `out`: configs, and the kit's tokenizer (it need not fit: ids are sent)."""
-    for folder in sorted(path for path in SHAPES.iterdir() if path.is_dir()):
+    for folder in sorted({SHAPES / group.shape for group in GROUPS}):
         target_folder(folder / "config.json", out / folder.name, kit / "model")
         (out / f"{folder.name}-drafter").mkdir()
         shutil.copyfile(folder / "drafter.json", out / f"{folder.name}-drafter" / "config.json")
@@ -185,7 +184,8 @@ def measure_part(number: int, arguments: argparse.Namespace, models: Path, deadl
     folder.mkdir(parents=True, exist_ok=True)
     engine, python = engine_for(EngineSettings(name="sglang==0.5.17", python=arguments.python))
     part = parts()[number - 1]
-    plan = [plan_one(placed, index, arguments.kit, models) for index, placed in enumerate(part)]
+    free = free_ports(2 * len(part))
+    plan = [plan_one(placed, index, free, arguments.kit, models) for index, placed in enumerate(part)]
     vocabulary = min(json.loads((planned.launch.target / "config.json").read_text())["vocab_size"] for planned in plan)
     load = Waves(vocabulary, tokens=arguments.tokens)
     about = {"machine": machine(), "hardware": hardware(), "tools": tool_versions(), "load": asdict(load), "started": time.time()}

@@ -103,6 +103,7 @@ def settings_from(args: argparse.Namespace) -> BenchSettings:
 
     from draftsmith.bench.settings import BenchSettings
     from draftsmith.recipe import explain
+    from draftsmith.settings import numbers
 
     loads = [load_from_text(text) for text in args.load or ()]
     concurrency = numbers("--concurrency", args.concurrency) if args.concurrency else (() if loads else (1, 4))
@@ -127,14 +128,6 @@ def settings_from(args: argparse.Namespace) -> BenchSettings:
         return BenchSettings.model_validate(values)
     except ValidationError as error:
         raise UsageError(explain(error), hint="draftsmith bench --help") from None
-
-
-def numbers(option: str, text: str) -> tuple[int, ...]:
-    """1,4,16. Raises UsageError."""
-    try:
-        return tuple(int(word) for word in text.split(","))
-    except ValueError:
-        raise UsageError(f"{option} {text!r} is not a list of whole numbers", hint=f"for example {option} 1,4,16") from None
 
 
 def requests_of_each(asked: tuple[int, ...], closed: int, loads: int) -> tuple[int, ...]:

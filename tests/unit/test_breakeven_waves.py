@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from draftsmith.breakeven.asking import FORMS, Seen
 from draftsmith.breakeven.waves import Answer, figures, take
 from draftsmith.errors import InvalidMeasurement
 
@@ -47,9 +48,21 @@ def test_a_short_answer_and_a_wave_without_overlap_prove_nothing() -> None:
 
 def test_chunks_go_to_the_answer_that_they_name() -> None:
     answers = [Answer(), Answer()]
-    take(answers, {"index": 1, "meta_info": {"completion_tokens": 1}}, 0.5)
-    take(answers, {"index": 1, "meta_info": {"completion_tokens": 1}}, 0.6)
-    take(answers, {"index": 0, "meta_info": {"completion_tokens": 1}}, 0.7)
+    for index, now in ((1, 0.5), (1, 0.6), (0, 0.7)):
+        take(answers, Seen(index, 1), now)
     assert [answer.points for answer in answers] == [[(0.7, 1)], [(0.5, 1)]]
-    with pytest.raises(InvalidMeasurement, match="boom"):
-        take(answers, {"error": {"message": "boom"}}, 0.8)
+
+
+def test_the_rounds_of_all_together_stand_in_for_each_requests_own() -> None:
+    """40 ms for a round of 2 tokens: what vLLM's counters say of the whole wave."""
+    found = figures([steady(0, 0.02, 33), steady(0, 0.02, 33)], 33, accept_len=2.0)
+    assert found["round_s"] == pytest.approx(0.04) and found["accept_len"] == pytest.approx(2.0)
+
+
+def test_what_chunks_say_in_both_engines() -> None:
+    """vLLM counts an answer in each chunk's usage; the last chunk of the stream, the sum of all, belongs to none."""
+    meta = {"completion_tokens": 5, "spec_verify_ct": 2}
+    assert FORMS["sglang"].read({"index": 1, "output_ids": [7], "meta_info": meta}) == Seen(1, 5, [7], meta)
+    chunk = {"choices": [{"index": 2, "token_ids": [4, 5]}], "usage": {"completion_tokens": 6}}
+    assert FORMS["vllm"].read(chunk) == Seen(2, 6, [4, 5])
+    assert FORMS["vllm"].read({"choices": [], "usage": {"completion_tokens": 24}}) is None

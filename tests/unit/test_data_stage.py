@@ -81,6 +81,7 @@ def served(template: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
         class FakeEngine:
             name = served_model = "target"
+            endpoint = "completions"
 
         monkeypatch.setattr(stage, "engine_for", lambda settings: (FakeEngine(), Path("python")))
         monkeypatch.setattr(stage, "start_many", start_many)

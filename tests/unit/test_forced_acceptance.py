@@ -50,11 +50,14 @@ def test_sglang_dummy_weights_of_one_model_leave_the_other_alone(dummy: tuple[st
 
 
 def test_vllm_forces_in_its_speculative_config_and_drafts_no_trees() -> None:
-    launch = speculative(Drafting("eagle3", DRAFTER, 3, forced_accept_len=2.5), "target", "drafter")
-    argv = VLLM().argv(PYTHON, launch, 1)
+    forced = Drafting("eagle3", DRAFTER, 3, forced_accept_len=2.5)
+    argv = VLLM().argv(PYTHON, speculative(forced, "target", "drafter"), 1)
     config = json.loads(words_after(argv, "--speculative-config"))
     assert config["rejection_sample_method"] == "synthetic" and config["synthetic_acceptance_length"] == 2.5
-    assert config["draft_load_config"] == {"load_format": "dummy"} and words_after(argv, "--load-format") == "dummy"
+    assert "draft_load_config" not in config and words_after(argv, "--load-format") == "dummy"  # the drafter follows the target
+    alone = VLLM().argv(PYTHON, speculative(forced, "drafter"), 1)
+    assert json.loads(words_after(alone, "--speculative-config"))["draft_load_config"] == {"load_format": "dummy"}
+    assert "--load-format" not in alone
     with pytest.raises(UsageError, match="no trees"):
         VLLM().argv(PYTHON, speculative(Drafting("eagle3", DRAFTER, 3, (4, 16))), 1)
 

@@ -81,9 +81,9 @@ def test_every_group_is_in_one_part_and_every_part_fits() -> None:
 
 def test_no_launch_can_reach_multicast(tmp_path: Path) -> None:
     for part in driver.parts():
-        ports = set()
+        ports, free = set(), driver.free_ports(2 * len(part))
         for number, placed in enumerate(part):
-            launch = driver.plan_one(placed, number, tmp_path, tmp_path).launch
+            launch = driver.plan_one(placed, number, free, tmp_path, tmp_path).launch
             words = SGLang().argv(Path("python"), launch, launch.flags["port"])
             ports |= {launch.flags["port"], launch.flags["nccl-port"]}
             assert MULTICAST_OFF.items() <= launch.env.items()

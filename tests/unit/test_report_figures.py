@@ -165,7 +165,7 @@ def luminance(colour: str) -> float:
 
 
 def test_text_has_contrast_in_both_schemes() -> None:
-    css = (HERE / "report.css").read_text()
+    css = (HERE.parent / "page.css").read_text()
     light, dark = (dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block)) for block in re.findall(r":root \{(.*?)\}", css, re.S))
     for scheme in (light, dark):
         pairs = [(ink, paper) for ink in ("ink", "muted", "pays", "fails", "unsure", "speculative") for paper in ("paper", "surface")]

@@ -78,7 +78,7 @@ class Cluster:
             label = f"{launch.flags['dtype']}-{launch.arm}"
             self.started.append(label)
             server = SimpleNamespace(url=label, launch=launch, log=log, argv=["engine"], ready_s=1.0, rounds=[], tokens=0)
-            server.engine = SimpleNamespace(name="fake", served_model="target")
+            server.engine = SimpleNamespace(name="fake", served_model="target", endpoint="completions")
             server.rss_bytes = lambda: 1
             server.check_alive = lambda: None
             server.generation_tokens = lambda server=server: server.tokens
@@ -87,7 +87,9 @@ class Cluster:
             found.append(server)
         yield found
 
-    def ask(self, url: str, _model: str, requests: Sequence[Request], _concurrency: int, on_reply: Callable[[Reply], None]) -> list[Reply]:
+    def ask(
+        self, url: str, _model: str, requests: Sequence[Request], _concurrency: int, on_reply: Callable[[Reply], None], endpoint: str
+    ) -> list[Reply]:
         server = self.servers[url]
         dtype = getattr(torch, server.launch.flags["dtype"])
         target = make_target(self.root / "target", dtype)

@@ -16,7 +16,7 @@ from draftsmith.breakeven.shapes import has_weights, target_folder, write_drafte
 from draftsmith.engines.registry import engine_for
 from draftsmith.errors import UsageError
 from draftsmith.job import Job, Talk
-from draftsmith.settings import DrafterSettings, EngineSettings, FlagValue
+from draftsmith.settings import DrafterSettings, EngineSettings, FlagValue, numbers
 
 METHODS = ("eagle3", "dflash")
 
@@ -48,8 +48,8 @@ def breakeven(asked: Asked, pasted: Sequence[str], talk: Talk) -> tuple[dict[str
     name = source.stem if source.is_file() else source.resolve().name
     folder = asked.out or Path("runs") / f"{name}_breakeven"
     settings = BreakevenSettings(
-        depths=numbers("--depths", asked.depths),
-        concurrency=numbers("--concurrency", asked.concurrency),
+        depths=numbers("--depths", asked.depths, different=True),
+        concurrency=numbers("--concurrency", asked.concurrency, different=True),
         output_tokens=asked.tokens,
         replicates=asked.replicates,
         start_together=asked.together,
@@ -58,7 +58,7 @@ def breakeven(asked: Asked, pasted: Sequence[str], talk: Talk) -> tuple[dict[str
     engine_settings = EngineSettings(name=asked.engine, python=asked.python, flags=flags_of(pasted), ready_timeout_s=900.0)
     engine, python = engine_for(engine_settings)
     job = Job(folder, source, engine_settings, DrafterSettings(draft_vocab_size=asked.draft_vocab), talk)
-    if engine.name == "sglang":
+    if lockstep.forces(engine_settings):
         models = models_of(asked, job, settings, folder)
         summary = lockstep.measure(settings, job, models, engine, python, folder)
         page = folder / PAGE
@@ -71,11 +71,12 @@ def breakeven(asked: Asked, pasted: Sequence[str], talk: Talk) -> tuple[dict[str
 
 
 def with_counters(asked: Asked, job: Job, settings: BreakevenSettings) -> Path:
-    """Another engine than SGLang: as the recipe's stage does it, with a drafter of random weights and the server's counters."""
+    """An engine that cannot force acceptance: as the recipe's stage does it, with a drafter of random weights and the server's counters."""
+    forcing = "SGLang, or vLLM 0.22 or newer on a GPU,"
     if asked.algorithm != "eagle3" or asked.trees or asked.drafter is not None:
-        raise UsageError(f"{asked.engine}: only EAGLE-3 chains of random weights are measured here", hint="SGLang has the rest")
+        raise UsageError(f"{asked.engine}: only EAGLE-3 chains of random weights are measured here", hint=f"{forcing} can do the rest")
     if not job.target.is_dir() or not has_weights(job.target):
-        raise UsageError(f"{asked.engine} needs a target with weights here", hint="SGLang can take a config.json alone")
+        raise UsageError(f"{asked.engine} needs a target with weights here", hint=f"{forcing} can take a config.json alone")
     stage.run(settings, job)
     return job.folder(stage.NAME) / PAGE
 
@@ -101,17 +102,6 @@ def models_of(asked: Asked, job: Job, settings: BreakevenSettings, folder: Path)
     dummy = {"target"} if not has_weights(target) else set()
     dummy |= {"drafter"} if not all(has_weights(made) for made in drafters.values()) else set()
     return Models(target, drafters, asked.algorithm, frozenset(dummy), trees_of(asked.trees))
-
-
-def numbers(option: str, text: str) -> tuple[int, ...]:
-    """ "1,4,16" -> (1, 4, 16). Raises UsageError."""
-    try:
-        found = tuple(int(word) for word in text.split(","))
-    except ValueError:
-        raise UsageError(f"{option} is {text!r}, expected numbers with commas between them", hint=f"{option} 1,4,16") from None
-    if min(found) < 1 or len(set(found)) != len(found):
-        raise UsageError(f"{option} is {text!r}, expected different numbers from 1 up")
-    return found
 
 
 def trees_of(text: str) -> tuple[tuple[int, int, int], ...]:

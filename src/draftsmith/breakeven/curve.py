@@ -1,6 +1,6 @@
 """The break-even curve as one inline SVG: needed accept_len over concurrency, a line per kind of drafting, published lengths beside it.
 
-Written by hand because it has few marks and must follow the page's colours; colours are CSS variables of report.css.
+Written by hand because it has few marks and must follow the page's colours; colours are CSS variables of page.css.
 """
 
 from __future__ import annotations

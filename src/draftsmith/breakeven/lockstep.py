@@ -1,4 +1,5 @@
-"""Break-even on SGLang: the launches of a plan, measured in waves with forced acceptance, summarised, and shown on a page.
+"""Break-even where the engine can force acceptance (SGLang, vLLM on a GPU): the launches of a plan, measured in waves, summarised, and
+shown on a page.
 
 Launch replicates in turned order (A B C, C B A), a canary in each, two visits when the launches of a replicate run side by side.
 """
@@ -19,16 +20,22 @@ from draftsmith.breakeven.settings import BreakevenSettings
 from draftsmith.breakeven.shapes import has_tokenizer
 from draftsmith.breakeven.surface import surface
 from draftsmith.breakeven.sweep import LAUNCHES, WAVES, Planned, Sweep, Waves, started
+from draftsmith.breakeven.waves import STREAM_STEP
 from draftsmith.engines.flags import spelled
 from draftsmith.engines.protocol import Drafting, Engine, Launch
 from draftsmith.errors import EnvironmentFailed, UsageError
 from draftsmith.job import Job, Talk
 from draftsmith.manifest import append_jsonl, atomic_write_json, atomic_write_text, hardware, read_jsonl, tool_versions
 from draftsmith.models.text_config import read_text_config
-from draftsmith.settings import FlagValue
+from draftsmith.settings import EngineSettings, FlagValue
 
 PLAN = "plan.json"
-EVEN = {"SGLANG_SIMULATE_UNIFORM_EXPERTS": "1"}  # SGLang's own switch for dummy weights, whose routers may favour a few experts
+SYNTHETIC_SINCE = Version("0.22")  # vLLM's rejection_sample_method
+# the engines' own switches for dummy weights, whose routers may favour a few experts
+EVEN = {
+    "sglang": {"SGLANG_SIMULATE_UNIFORM_EXPERTS": "1"},
+    "vllm": {"VLLM_MOE_ROUTING_SIMULATION_STRATEGY": "uniform_random"},
+}
 FORCED = 2.0  # any length will do: a round costs the same whatever is accepted, and 2 every depth can have
 
 
@@ -43,6 +50,14 @@ class Models:
     trees: tuple[tuple[int, int, int], ...] = ()  # (steps, top-k, draft tokens)
 
 
+def forces(settings: EngineSettings) -> bool:
+    """Can this engine force an acceptance length? vLLM's CPU engine refuses to, and versions before 0.22 cannot."""
+    package, _, version = settings.name.partition("==")
+    if package == "sglang":
+        return True
+    return package == "vllm" and settings.flags.get("device") != "cpu" and Version(version or "0") >= SYNTHETIC_SINCE
+
+
 def plan(settings: BreakevenSettings, job: Job, models: Models) -> list[Planned]:
     """Baseline, every depth and every tree; each replicate in the reverse order of the one before."""
     kinds: list[tuple[str, Drafting | None]] = [("baseline", None)]
@@ -54,7 +69,8 @@ def plan(settings: BreakevenSettings, job: Job, models: Models) -> list[Planned]
         folder = next(iter(models.drafters.values()))
         kinds.append((f"tree {steps}-{top_k}-{tokens}", Drafting(models.method, folder, steps, (top_k, tokens), FORCED)))
     flags = common_flags(settings, job, models.target)
-    env = (EVEN if "target" in models.dummy and experts(models.target) else {}) | job.engine.env
+    even = EVEN[family(job.engine)] if "target" in models.dummy and experts(models.target) else {}
+    env = even | job.engine.env
     launches: list[Planned] = []
     for replicate in range(settings.replicates):
         for name, drafting in kinds if replicate % 2 == 0 else kinds[::-1]:
@@ -70,19 +86,24 @@ def experts(target: Path) -> int:
     return next((int(config[name]) for name in ("num_experts", "n_routed_experts", "num_local_experts") if config.get(name)), 0)
 
 
+def family(settings: EngineSettings) -> str:
+    """sglang or vllm."""
+    return settings.name.partition("==")[0].removesuffix("-cpu")
+
+
 def common_flags(settings: BreakevenSettings, job: Job, target: Path) -> dict[str, FlagValue]:
     """The flags of all arms: the user's, and room for the largest concurrency (with speculation SGLang would stop at 48)."""
-    most = max(settings.concurrency)
-    version = Version(job.engine.name.partition("==")[2] or "0")
-    graphs = "cuda-graph-max-bs-decode" if version >= Version("0.5.16") else "cuda-graph-max-bs"
-    ours: dict[str, FlagValue] = {"max-running-requests": most, graphs: most}
+    most, ours = max(settings.concurrency), dict[str, FlagValue]()
+    given = {spelled(name) for name in job.engine.flags}
+    if family(job.engine) == "vllm":
+        ours |= {"max-num-seqs": most, "stream-interval": STREAM_STEP}
+    else:
+        version = Version(job.engine.name.partition("==")[2] or "0")
+        graphs = "cuda-graph-max-bs-decode" if version >= Version("0.5.16") else "cuda-graph-max-bs"
+        ours |= {"max-running-requests": most} | ({} if "cuda-graph-max-bs" in given else {graphs: most})
+        ours |= {"sleep-on-idle": True} if settings.start_together else {}
     if not has_tokenizer(target):
         ours["skip-tokenizer-init"] = True
-    if settings.start_together:
-        ours["sleep-on-idle"] = True
-    given = {spelled(name) for name in job.engine.flags}
-    if "cuda-graph-max-bs" in given:
-        ours.pop(graphs, None)
     return {**{name: value for name, value in ours.items() if name not in given}, **job.engine.flags}
 
 

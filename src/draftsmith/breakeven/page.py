@@ -17,7 +17,7 @@ from draftsmith.breakeven.depths import ACCEPTED
 from draftsmith.manifest import atomic_write_text
 
 HERE = Path(__file__).parent
-STYLE = HERE.parent / "report" / "report.css"  # one look for all pages
+STYLE = HERE.parent / "page.css"  # one look for all pages
 PAGE = "breakeven.html"
 BENCHMARK_ORDER = ("MT-Bench", "mean", "HumanEval", "GSM8K", "MATH")
 
@@ -61,7 +61,7 @@ def bias(subject: Subject, measured: Sequence[str]) -> list[str]:
     ]
     if subject.dummy and subject.family == "moe":
         texts.append(
-            "With random weights the experts are drawn evenly at random in both arms (SGLANG_SIMULATE_UNIFORM_EXPERTS). Trained routers "
+            "With random weights the experts are drawn evenly at random in both arms, by the engine's own switch. Trained routers "
             "send neighbouring tokens to the same experts more often, so a verify step wakes fewer: the needed accept_len is too high "
             "here at low concurrency, where not all experts are awake anyway."
         )

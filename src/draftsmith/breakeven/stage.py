@@ -1,7 +1,7 @@
 """breakeven: what accept_len would pay here, at each concurrency and depth? Measured before anything is trained.
 
 One baseline launch and one launch per depth with a random-weight drafter of the recipe's shape; see `summary.py` for the figures, or
-for SGLang `lockstep.py`, which forces acceptance and reads the rounds from each reply.
+`lockstep.py` for engines that can force acceptance: SGLang, and vLLM on a GPU.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def run(settings: BreakevenSettings, job: Job) -> dict[str, Any]:
     engine, python = engine_for(job.engine)
     write_drafter(job, folder / DRAFTER, settings.seed)
     models = Models(job.target, dict.fromkeys(settings.depths, folder / DRAFTER), job.drafter.algorithm)
-    if engine.name == "sglang":
+    if lockstep.forces(job.engine):
         summary = lockstep.measure(settings, job, models, engine, python, folder)
     else:
         prompts = builtin_prompts(job.target, job.trust_remote_code)
@@ -94,4 +94,4 @@ def write_drafter(job: Job, folder: Path, seed: int) -> None:
     from draftsmith.models.checkpoint import write_random_drafter
 
     shutil.rmtree(folder, ignore_errors=True)
-    write_random_drafter(job.target, job.drafter, folder, seed)
+    write_random_drafter(job.target, job.drafter, folder, seed, job.engine.name)

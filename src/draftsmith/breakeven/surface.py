@@ -23,7 +23,9 @@ from draftsmith.measure.statistics import Interval, quotient_interval
 
 Row = Mapping[str, Any]
 Key = tuple[str, int]  # name of the kind, concurrency
-SOURCE = "measured on the engine: waves of equal requests, prefill left out; T_round with forced acceptance, rounds from each reply"
+SOURCE = (
+    "measured on the engine: waves of equal requests, prefill left out; T_round with forced acceptance, rounds as the engine tells them"
+)
 
 
 @dataclass(frozen=True)

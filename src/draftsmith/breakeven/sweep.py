@@ -8,9 +8,10 @@ out of time stops between two cells and keeps what it has.
 from __future__ import annotations
 
 import random
+import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,7 +121,7 @@ class Sweep:
         prompts = self.load.prompts(row["concurrency"], f"{row['phase']} {row['pass']} {row['wave']} {tokens} {step}")
         line = planned.head() | row | {"stream_step": step, "started": time.time()}
         try:
-            line |= run_wave(server.url, prompts, tokens, step)
+            line |= run_wave(server, prompts, tokens, step)
         except InvalidMeasurement as error:
             line["invalid"] = error.message
             self.talk.say(f"launch {planned.index} ({planned.name}), concurrency {row['concurrency']}: {error.message}")
@@ -130,6 +131,15 @@ class Sweep:
         except EnvironmentFailed as error:
             self.dead.add(planned.index)
             append_jsonl(self.folder / LAUNCHES, planned.head() | {"died": error.message})
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on now, all different. For engines that start side by side and would choose the same ones."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
 
 
 @contextmanager

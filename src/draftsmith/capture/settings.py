@@ -9,5 +9,6 @@ class CaptureSettings(Settings):
     """How hidden states are computed and stored."""
 
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    device: Literal["cpu", "cuda"] = "cpu"
     tokens_per_batch: int = 4096
     tokens_per_shard: int = 16384

@@ -15,6 +15,7 @@ from draftsmith.capture.settings import CaptureSettings
 from draftsmith.errors import EnvironmentFailed
 from draftsmith.job import Job, Plan
 from draftsmith.manifest import sha256_file, tool_versions
+from draftsmith.models.device import usable
 from draftsmith.models.taps import default_taps
 from draftsmith.models.target import Target, load_target
 from draftsmith.models.text_config import read_text_config
@@ -51,7 +52,8 @@ def run(settings: CaptureSettings, job: Job) -> dict[str, Any]:
     folder = job.folder(NAME)
     folder.mkdir(parents=True, exist_ok=True)
     taps = taps_of(job)
-    target = load_target(job.target, taps, getattr(torch, settings.dtype), job.trust_remote_code)
+    device = usable(settings.device, "capture.device")
+    target = load_target(job.target, taps, getattr(torch, settings.dtype), job.trust_remote_code, device)
     wanted = plan_shards(job, settings.tokens_per_shard)
     tokens_in_all = sum(len(sample.token_ids) for _, samples in wanted for sample in samples)
     need = tokens_in_all * bytes_per_token(len(taps), target.config.hidden_size, torch.finfo(getattr(torch, settings.dtype)).bits // 8)
@@ -112,7 +114,7 @@ def reusable_index(
                 break
             kept.append(shard)
     weights = {file.name: sha256_file(file) for file in sorted(Path(target.model.name_or_path).glob("*.safetensors"))}
-    source = {"target_weights": weights, "tools": tool_versions(), "engine": "transformers, eager"}
+    source = {"target_weights": weights, "tools": tool_versions(), "engine": f"transformers, eager, {settings.device}"}
     return Index(list(taps), target.config.hidden_size, settings.dtype, source=source, shards=kept)
 
 
@@ -126,7 +128,7 @@ def capture_shard(target: Target, samples: Sequence[Sample], tokens_per_batch: i
             token_ids_BT[b, : lengths[b]] = tensor(sample.token_ids)
         states = target.states(token_ids_BT)  # causal and padded on the right: real tokens never see padding
         for b, sample in enumerate(batch):
-            features, last = states.features_BTF[b, : lengths[b]], states.last_BTH[b, : lengths[b]]
+            features, last = states.features_BTF[b, : lengths[b]].cpu(), states.last_BTH[b, : lengths[b]].cpu()
             if not bool(torch.isfinite(last).all()):
                 raise EnvironmentFailed(
                     f"sample {sample.id}: the target's hidden states are not finite", hint="capture in float32 (capture.dtype=float32)"

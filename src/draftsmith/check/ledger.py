@@ -14,7 +14,7 @@ from typing import Any
 from packaging.version import Version
 
 from draftsmith.check.drafter_files import file_findings, read_tensors
-from draftsmith.check.head import Head, head_of, keys_table
+from draftsmith.check.head import Head, flag, head_of, keys_table
 from draftsmith.check.registry import registry_findings
 from draftsmith.check.subject import Subject
 from draftsmith.check.tapping import num_features
@@ -38,7 +38,8 @@ class Expected:
 
 def ledger_findings(subject: Subject) -> list[Finding]:
     """Files, class, config switches, keys, shapes, types, vocabulary map and embedding of the subject's drafter."""
-    findings, tensors = read_tensors(subject.drafter_folder)
+    dummy = flag(subject, "speculative-draft-load-format", "load-format") == "dummy"
+    findings, tensors = read_tensors(subject.drafter_folder, dummy)
     if subject.drafter_folder is not None:
         findings += file_findings(subject.drafter_folder)
     head = head_of(subject)

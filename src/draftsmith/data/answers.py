@@ -66,6 +66,7 @@ class Asker:
     model: str
     concurrency: int
     talk: Talk
+    endpoint: str = "completions"
 
     def ask(self, what: str, requests: Sequence[Request], journal: Journal, deadline_s: float | None = None) -> None:
         """Bring the journal up to `requests`: what it holds already is not asked again; a failed request is asked once more.
@@ -103,7 +104,7 @@ class Asker:
             self.talk.progress(f"data: {what}", done, len(requests), begin, f"{done}/{len(requests)}, {rate:.0f} tok/s")
 
         urls = [server.url for server in self.servers]
-        replies = run_closed_loop(urls, self.model, requests, self.concurrency * len(urls), keep, left_s, STALL_S)
+        replies = run_closed_loop(urls, self.model, requests, self.concurrency * len(urls), keep, left_s, STALL_S, self.endpoint)
         for server in self.servers:
             server.check_alive()
         took_s = time.monotonic() - begin

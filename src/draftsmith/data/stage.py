@@ -113,7 +113,7 @@ class Engines:
             started = start_many(engine, python, launches, logs, job.engine.ready_timeout_s, job.talk, "data")
             servers = self.stack.enter_context(started)
             append_jsonl(folder / STARTS, {"ready_s": max(server.ready_s for server in servers)})
-            self.asker = Asker(servers, engine.served_model, self.settings.concurrency, job.talk)
+            self.asker = Asker(servers, engine.served_model, self.settings.concurrency, job.talk, engine.endpoint)
         return self.asker
 
 

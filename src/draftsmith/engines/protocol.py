@@ -75,6 +75,7 @@ class Engine(Protocol):
     name: ClassVar[str]
     served_model: ClassVar[str]
     info_pages: ClassVar[tuple[str, ...]]
+    endpoint: ClassVar[str]  # of measure/endpoints.py: where replies have token ids, and acceptance where no counter has it by position
     workers: ClassVar[str]  # pattern of the titles of its processes without which it cannot serve
 
     def argv(self, python: Path, launch: Launch, port: int) -> list[str]:

@@ -51,7 +51,8 @@ class Attached:
         try:
             status, text = ask(f"{self.url}{path}", key=self.key, timeout_s=TIMEOUT_S)
         except ConnectionError as error:
-            raise EnvironmentFailed(f"no server answers at {self.url}: {error}", hint="start it first") from None
+            hint = "trust its certificate with SSL_CERT_FILE, or use http" if "CERTIFICATE" in str(error) else "start it first"
+            raise EnvironmentFailed(f"no server answers at {self.url}: {error}", hint=hint) from None
         if status in (401, 403) and path in NEEDED:
             raise self.refused(path, status)
         return text if status == 200 else None

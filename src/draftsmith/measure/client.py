@@ -163,7 +163,8 @@ def run_closed_loop(
     on_reply: Callable[[Reply], None] | None = None,
     deadline_s: float | None = None,
     stall_s: float = 120.0,
+    endpoint: str = "completions",
 ) -> list[Reply]:
-    """`run_load` of a closed loop at /v1/completions, with `concurrency` requests in flight over all servers together."""
+    """`run_load` of a closed loop, with `concurrency` requests in flight over all servers together."""
     assert concurrency >= 1, concurrency
-    return run_load(urls, "completions", model, requests, ClosedLoad(concurrency), on_reply, Options(deadline_s, stall_s))
+    return run_load(urls, endpoint, model, requests, ClosedLoad(concurrency), on_reply, Options(deadline_s, stall_s))

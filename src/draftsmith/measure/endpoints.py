@@ -16,6 +16,7 @@ from draftsmith.measure.messages import BrokenReply, Piece, Request, error_text
 
 HISTOGRAMS = ("spec_correct_drafts_histogram", "spec_accept_histogram", "acceptance_histogram")
 ROUNDS = ("spec_verify_ct", "num_spec_steps")
+ACCEPTED = ("spec_num_correct_drafts", "spec_accepted_drafts")
 NOTHING: Mapping[str, Any] = {}
 STREAM_OPTIONS = {"include_usage": True, "continuous_usage_stats": True}
 
@@ -45,6 +46,17 @@ def rounds_from(found: Mapping[str, Any] | None) -> dict[str, Any]:
             return {"rounds": tails[0], "reached": tuple(tails[1:])}
     rounds = next((found[name] for name in ROUNDS if found.get(name)), None)
     return {} if rounds is None else {"rounds": rounds}
+
+
+def accept_len_of(found: Mapping[str, Any] | None, tokens: int) -> float | None:
+    """Tokens per round of one request with `tokens` output tokens, bonus included; None without speculation. A server that tells rounds
+    only leaves it to the tokens, of which the first came from the prefill."""
+    told = rounds_from(found)
+    if found is None or not told:
+        return None
+    by_tokens = sum(told["reached"]) if "reached" in told else tokens - 1 - told["rounds"]
+    accepted = next((found[name] for name in ACCEPTED if found.get(name) is not None), by_tokens)
+    return 1 + accepted / told["rounds"]
 
 
 def sampling(request: Request) -> dict[str, Any]:

@@ -70,10 +70,13 @@ def finish_mix(replies: Sequence[Reply]) -> dict[str, int]:
 
 
 def acceptance_of(replies: Sequence[Reply], depth: int) -> Acceptance | None:
-    """Counts of all replies together, from per-request data; None unless every reply that is ok has them."""
+    """Counts of all replies together, from per-request data; None unless every reply that is ok has them. An answer of one token, which
+    comes from the prefill, has no round and needs none."""
     good = [reply for reply in replies if reply.ok]
     total = Acceptance(0, (0,) * depth)
     for reply in good:
+        if reply.rounds is None and reply.completion_tokens == 1:
+            continue
         if reply.rounds is None or reply.reached is None:
             return None
         total += Acceptance(reply.rounds, reply.reached).padded(depth)

@@ -49,6 +49,10 @@ class Target:
         return found[0]
 
     @property
+    def device(self) -> torch.device:
+        return self.embedding_VH.device
+
+    @property
     def embedding_VH(self) -> Tensor:
         return self.model.get_input_embeddings().weight
 
@@ -62,13 +66,14 @@ class Target:
 
     @torch.inference_mode()
     def states(self, token_ids_BT: Tensor, mask_BT: Tensor | None = None) -> TargetStates:
-        """Tapped features and boundary N of one batch. mask_BT is 1 on real tokens; pad on the right.
+        """Tapped features and boundary N of one batch, on the target's device. mask_BT is 1 on real tokens; pad on the right.
 
         The output head is not run.
         """
         assert token_ids_BT.ndim == 2, token_ids_BT.shape
+        mask_BT = None if mask_BT is None else mask_BT.to(self.device)
         with self._record({*self.taps, len(self.layers)}) as seen:
-            self.decoder(input_ids=token_ids_BT, attention_mask=mask_BT, use_cache=False)
+            self.decoder(input_ids=token_ids_BT.to(self.device), attention_mask=mask_BT, use_cache=False)
         return TargetStates(torch.cat([seen[j] for j in self.taps], -1), seen[len(self.layers)])
 
     @torch.inference_mode()
@@ -105,8 +110,14 @@ def record_output(seen: dict[int, Tensor], boundary: int, _layer: nn.Module, _ar
     seen[boundary] = output[0] if isinstance(output, tuple) else output
 
 
-def load_target(folder: Path, taps: Sequence[int], dtype: torch.dtype = torch.float32, trust_remote_code: bool = False) -> Target:
-    """Load a Hugging Face folder. Raises EnvironmentFailed when it is not there or not loadable."""
+def load_target(
+    folder: Path,
+    taps: Sequence[int],
+    dtype: torch.dtype = torch.float32,
+    trust_remote_code: bool = False,
+    device: torch.device | None = None,
+) -> Target:
+    """Load a Hugging Face folder onto a device (None: the CPU). Raises EnvironmentFailed when it is not there or not loadable."""
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
@@ -121,4 +132,4 @@ def load_target(folder: Path, taps: Sequence[int], dtype: torch.dtype = torch.fl
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, trust_remote_code=trust_remote_code, local_files_only=True)
     except (OSError, ValueError, RuntimeError) as error:
         raise EnvironmentFailed(f"cannot load the target in {folder}: {error}", hint="check that the folder is complete") from error
-    return Target(model, taps)
+    return Target(model if device is None else model.to(device), taps)

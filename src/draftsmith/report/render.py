@@ -38,7 +38,7 @@ def html(content: dict[str, Any]) -> str:
 def page(template: str, **shown: Any) -> str:
     """An HTML template with the style inside."""
     environment = make_environment(autoescape=True, absent=Markup(f'<span class="absent">{ABSENT}</span>'))
-    style = Markup((HERE / "report.css").read_text())
+    style = Markup((HERE.parent / "page.css").read_text())  # one look for all pages
     return environment.get_template(template).render(style=style, version=__version__, **shown)
 
 

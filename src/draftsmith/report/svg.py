@@ -14,7 +14,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-# Stand-ins that matplotlib draws with; each becomes var(--role) of report.css.
+# Stand-ins that matplotlib draws with; each becomes var(--role) of page.css.
 ROLES = {
     "ink": "#010101",
     "muted": "#020202",

@@ -1,4 +1,4 @@
-"""serve: does the launch that bench repeats work? One speculative server, one chat completion, counters that exist, move and add up."""
+"""serve: does the launch that bench repeats work? One speculative server, one chat completion, acceptance that is told and adds up."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from draftsmith.engines.server import Server, start
 from draftsmith.errors import CheckFailed, InvalidMeasurement
 from draftsmith.job import Job, Plan
 from draftsmith.manifest import atomic_write_json
+from draftsmith.measure.client import Request, run_closed_loop
+from draftsmith.measure.recorder import told_with_replies
 from draftsmith.metrics import Acceptance
 from draftsmith.serve.settings import ServeSettings
 
@@ -57,8 +59,9 @@ def examine(server: Server, settings: ServeSettings, depth: int) -> dict[str, An
     }
     reply = server.post_json("/v1/chat/completions", body)
     tokens = int(reply["usage"]["completion_tokens"])
-    acceptance = settled_acceptance(server, depth, tokens)
-    judge(acceptance, tokens, settings.min_rounds)
+    told = told_acceptance(server, settings.output_tokens, depth)
+    acceptance, counted = told or (settled_acceptance(server, depth, tokens), tokens)
+    judge(acceptance, counted, settings.min_rounds)
     return {
         "argv": masked_argv(server.argv),
         "env": masked(server.env),
@@ -74,6 +77,23 @@ def examine(server: Server, settings: ServeSettings, depth: int) -> dict[str, An
     }
 
 
+def told_acceptance(server: Server, max_tokens: int, depth: int) -> tuple[Acceptance, int] | None:
+    """(acceptance, tokens) of the same question, as the engine's own endpoint tells them with a reply; None where counters tell.
+
+    SGLang's counters hold its warm-up requests, too, so that they would not add up even where they suffice (depth 1).
+    """
+    engine = server.engine
+    if engine.endpoint == "completions":
+        return None
+    question = Request("question", (), max_tokens, text=QUESTION, stream=False)
+    [reply] = run_closed_loop(server.url, engine.served_model, [question], 1, endpoint=engine.endpoint)
+    if not reply.ok:
+        server.check_alive()
+        raise InvalidMeasurement(f"{engine.name} did not answer at /{engine.endpoint}: {reply.error}", hint=f"log: {server.log}")
+    acceptance = told_with_replies([reply], depth)
+    return None if acceptance is None else (acceptance, reply.completion_tokens)
+
+
 def settled_acceptance(server: Server, depth: int, tokens: int) -> Acceptance:
     """The counters, once they cover all `tokens` of the only request. Raises InvalidMeasurement when they do not exist or lag."""
     deadline = time.monotonic() + SETTLE_S
@@ -87,7 +107,7 @@ def settled_acceptance(server: Server, depth: int, tokens: int) -> Acceptance:
     acceptance = server.acceptance(depth)
     if acceptance is None:
         raise InvalidMeasurement(
-            "the server has no acceptance counters on /metrics",
+            f"the server tells acceptance neither on /metrics nor with a reply of /{server.engine.endpoint}",
             hint="is speculation on? see the engine's log",
         )
     return acceptance

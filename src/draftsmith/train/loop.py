@@ -38,8 +38,12 @@ class Run:
     train: Sequence[StoredSample]
     heldout: Sequence[StoredSample]
 
+    @property
+    def device(self) -> torch.device:
+        return self.drafter.fc.weight.device
+
     def autocast(self) -> torch.autocast:
-        return torch.autocast(self.drafter.fc.weight.device.type, torch.bfloat16)
+        return torch.autocast(self.device.type, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,7 @@ def train(run: Run) -> Result:
             clock.start()
             factor = learning_rate_factor(share(), settings.warmup_share)
             ttt_steps = 1 if share() < settings.shallow_share else settings.ttt_steps
-            loss = step(run, optimizer, batch, index_V, settings.learning_rate * factor, ttt_steps)
+            loss = step(run, optimizer, batch.to(run.device), index_V, settings.learning_rate * factor, ttt_steps)
             progress.step, progress.batch = progress.step + 1, number + 1
             progress.tokens += int(batch.valid_BA.sum())
             progress.elapsed_s = clock.stop()
@@ -157,7 +161,7 @@ def evaluate(run: Run, index_V: Tensor) -> Acceptance:
     rows = [len(supervised_rows(sample.loss_mask_T)) for sample in run.heldout]
     parts = []
     for indices in plan_batches(rows, 2 * run.settings.tokens_per_batch, seed=0, epoch=0):
-        batch = collate([run.heldout[i] for i in indices], run.settings.ttt_steps)
+        batch = collate([run.heldout[i] for i in indices], run.settings.ttt_steps).to(run.device)
         with run.autocast():
             parts.append(acceptance(rollout_steps(run.drafter, run.teacher, batch, run.settings.ttt_steps, index_V)))
     run.drafter.train(was_training)

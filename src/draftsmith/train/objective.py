@@ -6,7 +6,7 @@ Source: EAGLE-3 (arXiv 2503.01840), section 3.2; the alignment is that of `model
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +31,10 @@ class Batch:
     row_BA: Tensor
     valid_BA: Tensor
 
+    def to(self, device: torch.device) -> Batch:
+        """The same on a device."""
+        return Batch(*(getattr(self, field.name).to(device) for field in fields(self)))
+
 
 class Teacher(nn.Module):
     """The target's final norm and output head, restricted to the draft vocabulary."""
@@ -38,7 +42,7 @@ class Teacher(nn.Module):
     def __init__(self, final_norm: nn.Module, head_VH: Tensor, target_ids_W: Tensor) -> None:
         super().__init__()
         self.final_norm = final_norm
-        self.head_WH = head_VH[target_ids_W].contiguous()
+        self.head_WH = head_VH[target_ids_W.to(head_VH.device)].contiguous()
 
     @torch.no_grad()
     def probabilities(self, last_BAH: Tensor, candidates_S: Tensor | None = None) -> Tensor:
@@ -58,9 +62,10 @@ class Step:
 
 
 def target_index(drafter: Eagle3Drafter) -> Tensor:
-    """Draft id of each target id, -1 where it has none: [V]."""
-    index = torch.full((drafter.shape.vocab_size,), -1, dtype=torch.int64)
-    index[drafter.target_ids_W] = torch.arange(drafter.shape.draft_vocab_size)
+    """Draft id of each target id, -1 where it has none: [V], on the drafter's device."""
+    device = drafter.d2t.device
+    index = torch.full((drafter.shape.vocab_size,), -1, dtype=torch.int64, device=device)
+    index[drafter.target_ids_W] = torch.arange(drafter.shape.draft_vocab_size, device=device)
     return index
 
 
@@ -102,7 +107,8 @@ def rollout_steps(
         match_BA = supervised_BA & ((drafted_BA if candidates_S is None else candidates_S[drafted_BA]) == wanted_BA)
         result.append(Step((loss_BA * supervised_BA).sum(), supervised_BA.sum(), match_BA, exists_BA))
         if shortcut.off_path_share < 1 and k + 1 < steps:
-            going_on_BA = exists_BA & (match_BA | (torch.rand(match_BA.shape, device=match_BA.device) < shortcut.off_path_share))
+            drawn_BA = torch.rand(match_BA.shape).to(match_BA.device)  # on the CPU, whose random state a checkpoint keeps
+            going_on_BA = exists_BA & (match_BA | (drawn_BA < shortcut.off_path_share))
             index_BA = going_on_BA.byte().argsort(dim=1, descending=True, stable=True)[:, : int(going_on_BA.sum(1).max().clamp(min=1))]
             rollout.narrow(index_BA)
             row_BA, exists_BA = rollout.row_BA, going_on_BA.gather(1, index_BA)

@@ -1,5 +1,7 @@
 """Settings of the train stage."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from draftsmith.settings import Settings
@@ -8,6 +10,7 @@ from draftsmith.settings import Settings
 class TrainSettings(Settings):
     """One training run. It ends after `budget_s` of work (summed over restarts) or `epochs`, whichever comes first."""
 
+    device: Literal["cpu", "cuda"] = Field(default="cpu", description="on a GPU two equal runs differ in rounding")
     budget_s: float = 300.0
     epochs: int = Field(default=100, ge=1)
     ttt_steps: int = Field(default=3, ge=1, description="training-time-test steps: how deep the drafter learns on its own features")

@@ -9,6 +9,7 @@ import torch
 from draftsmith.errors import EnvironmentFailed
 from draftsmith.job import Job, Plan
 from draftsmith.models.checkpoint import save_trained
+from draftsmith.models.device import usable
 from draftsmith.models.eagle3 import Eagle3Drafter, shape_for
 from draftsmith.models.target import Target, load_target
 from draftsmith.store import Index, StoredSample, read_store
@@ -34,7 +35,7 @@ def run(settings: TrainSettings, job: Job) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     index = Index.read(job.folder("capture"))
     assert index is not None, "capture has not finished"
-    target = load_target(job.target, index.taps, torch.bfloat16, job.trust_remote_code)
+    target = load_target(job.target, index.taps, torch.bfloat16, job.trust_remote_code, usable(settings.device, "train.device"))
     samples = {split: list(read_store(job.folder("capture"), split)) for split in ("train", "heldout")}
     for split, found in samples.items():
         if not any(bool(sample.loss_mask_T[2:].any()) for sample in found):
@@ -45,7 +46,7 @@ def run(settings: TrainSettings, job: Job) -> dict[str, Any]:
     counts_V = token_counts(answers(samples["train"]), target.config.vocab_size)
     weight_V = counts_V + expected_counts(target, samples["train"], VOCABULARY_POSITIONS)
     drafter = new_drafter(job, target, weight_V, settings.seed)
-    vocabulary = drafter.target_ids_W
+    vocabulary = drafter.target_ids_W.cpu()
     covered = {split: coverage(answers(found), vocabulary, drafter.shape.vocab_size) for split, found in samples.items()}
     job.talk.say(
         f"train: {len(samples['train'])} samples, {sum(len(a) for a in answers(samples['train']))} supervised tokens; "
@@ -53,7 +54,7 @@ def run(settings: TrainSettings, job: Job) -> dict[str, Any]:
     )
     teacher = Teacher(target.final_norm, target.head_VH, vocabulary)
     frequent_F = weight_V[vocabulary].argsort(descending=True)[: settings.frequent_candidates].sort().values
-    shortcut = Shortcut(settings.off_path_share, frequent_F if settings.frequent_candidates else None)
+    shortcut = Shortcut(settings.off_path_share, frequent_F.to(target.device) if settings.frequent_candidates else None)
     result = train(Run(folder, settings, job.talk, drafter, teacher, shortcut, samples["train"], samples["heldout"]))
     if result.ended_by == "budget":
         job.talk.say(
@@ -76,12 +77,13 @@ def run(settings: TrainSettings, job: Job) -> dict[str, Any]:
 
 
 def new_drafter(job: Job, target: Target, weight_V: torch.Tensor, seed: int) -> Eagle3Drafter:
-    """A drafter of the recipe's shape, its vocabulary the heaviest tokens of weight_V, started from the target."""
+    """A drafter of the recipe's shape on the target's device, its vocabulary the heaviest tokens of weight_V, started from the target."""
     torch.manual_seed(seed)
     shape = shape_for(target.config, job.drafter.draft_vocab_size, len(target.taps), job.drafter.intermediate_size)
-    drafter = Eagle3Drafter(shape)
-    drafter.set_embedding(target.embedding_VH)
+    drafter = Eagle3Drafter(shape)  # its weights are drawn on the CPU: the same everywhere
     drafter.set_vocabulary(choose_vocabulary(weight_V, shape.draft_vocab_size))
+    drafter.to(target.device)
+    drafter.set_embedding(target.embedding_VH)
     warm_start(drafter, target)
     return drafter
 

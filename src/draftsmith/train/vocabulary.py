@@ -31,9 +31,9 @@ def expected_counts(target: Target, samples: Sequence[StoredSample], positions: 
     for sample in samples:
         emitting_T = sample.loss_mask_T.roll(-1)  # the state of token i emits token i + 1
         emitting_T[-1] = False
-        last_SH = sample.last_TH[emitting_T][::stride].to(target.head_VH.dtype)
+        last_SH = sample.last_TH[emitting_T][::stride].to(target.device, target.head_VH.dtype)
         if len(last_SH):
-            summed += target.logits(last_SH[None])[0].float().softmax(-1).sum(0).double()
+            summed += target.logits(last_SH[None])[0].float().softmax(-1).sum(0).double().cpu()
     return summed * stride
 
 

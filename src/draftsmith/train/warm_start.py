@@ -40,6 +40,7 @@ def warm_start(drafter: Eagle3Drafter, target: Target, embedding_share: float = 
         drafter.norm.weight.copy_(final.float())
     if target.head_VH.shape[1] == D:
         drafter.lm_head.weight.copy_(target.head_VH[drafter.target_ids_W].float())
-    drafter.fc.weight.normal_(std=noise * drafter.fc.in_features**-0.5)
+    drawn = torch.empty(drafter.fc.weight.shape).normal_(std=noise * drafter.fc.in_features**-0.5)  # on the CPU: the same everywhere
     if drafter.shape.target_hidden_size == D:
-        drafter.fc.weight[:, -D:] += torch.eye(D)
+        drawn[:, -D:] += torch.eye(D)
+    drafter.fc.weight.copy_(drawn)

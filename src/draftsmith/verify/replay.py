@@ -1,6 +1,7 @@
 """Replay: the acceptance that the drafter must have reached on the very tokens that a server emitted.
 
-How vLLM counts (0.32.0, v1/core/sched/scheduler.py, update_from_output): the first output token comes from the prefill and is no
+How vLLM counts (0.32.0, v1/core/sched/scheduler.py, update_from_output), and SGLang with each reply (0.5.17,
+scheduler_components/batch_result_processor.py): the first output token comes from the prefill and is no
 round. Every later step that verified drafts is one round, and its accepted drafts are counted BEFORE the answer is cut at
 max_tokens or at the end-of-turn token. So the last round of an answer counts drafts past the cut, as far as the target
 would have gone on that way. The replay does the same: it walks over the answer continued by `depth` greedy tokens and

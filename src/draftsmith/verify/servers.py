@@ -17,6 +17,7 @@ from draftsmith.errors import InvalidMeasurement
 from draftsmith.job import Job
 from draftsmith.manifest import atomic_write_text, read_jsonl
 from draftsmith.measure.client import Reply, Request, run_closed_loop
+from draftsmith.measure.recorder import told_with_replies
 from draftsmith.metrics import Acceptance
 from draftsmith.verify.sequences import Answer
 from draftsmith.verify.settings import VerifySettings
@@ -40,7 +41,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Served:
-    """The answers of one launch, in prompt order, and its counters over exactly these prompts."""
+    """The answers of one launch, in prompt order, and its acceptance over exactly these prompts."""
 
     answers: list[Answer]
     acceptance: Acceptance | None
@@ -103,9 +104,10 @@ class Verifier:
             done += 1
             self.job.talk.progress(f"verify {ask.label}", done, len(requests), started)
 
-        replies = run_closed_loop(server.url, server.engine.served_model, requests, self.settings.concurrency, progress)
+        engine, concurrency = server.engine, self.settings.concurrency
+        replies = run_closed_loop(server.url, engine.served_model, requests, concurrency, progress, endpoint=engine.endpoint)
         check_replies(replies, server, ask.label)
-        after = self.counters(server, replies) if ask.arm == "speculative" else None
+        acceptance = self.acceptance(server, replies, before) if ask.arm == "speculative" else None
         record = {
             "launch": ask.label,
             "argv": server.argv,
@@ -113,10 +115,18 @@ class Verifier:
             "ready_s": server.ready_s,
             "rss_bytes": server.rss_bytes(),
             "answer_s": time.monotonic() - started,
-            "acceptance": None if after is None else (after - before if before is not None else after).as_dict(),
+            "acceptance": None if acceptance is None else acceptance.as_dict(),
         }
         rows = [record, *(reply_row(reply) for reply in replies)]
         atomic_write_text(self.path(ask), "".join(json.dumps(row) + "\n" for row in rows))
+
+    def acceptance(self, server: Server, replies: Sequence[Reply], before: Acceptance | None) -> Acceptance:
+        """Over exactly these replies: as told with each of them, else from the server's counters. Raises InvalidMeasurement."""
+        told = told_with_replies(replies, self.job.drafter.depth)
+        if told is not None:
+            return told
+        after = self.counters(server, replies)
+        return after if before is None else after - before
 
     def counters(self, server: Server, replies: Sequence[Reply]) -> Acceptance:
         """Cumulative acceptance once the server has counted every token of `replies`. Raises InvalidMeasurement without counters."""
@@ -126,7 +136,9 @@ class Verifier:
             time.sleep(0.1)
         acceptance = server.acceptance(self.job.drafter.depth)
         if acceptance is None:
-            raise InvalidMeasurement(f"{server.engine.name} publishes no acceptance counters", hint=f"log: {server.log}")
+            raise InvalidMeasurement(
+                f"{server.engine.name} tells acceptance neither by position on /metrics nor with its replies", hint=f"log: {server.log}"
+            )
         return acceptance
 
     def read(self, ask: Ask) -> Served:

@@ -3,7 +3,7 @@
 1. export: ledger of the folder; logits of the exported drafter equal those of the trained one, rounded to the same dtype.
 2. greedy equality: baseline and speculative servers in float32 side by side must agree token by token; the speculative server in
    the recipe's dtype must agree with the baseline's held-out answers, except at near-ties of the target's logits.
-3. replay: the acceptance walk of the exported drafter over the served tokens against the server's counters.
+3. replay: the acceptance walk of the exported drafter over the served tokens against what the server counted, or told with each reply.
 
 Writes verify.json and one JSONL file of raw replies per launch. Raises CheckFailed, after writing verify.json, on any error.
 """
@@ -42,8 +42,9 @@ TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16":
 
 def plan(settings: VerifySettings, job: Job) -> Plan:
     """Three launches: two in float32 side by side, one in the recipe's dtype."""
-    tokens = settings.prompts * settings.output_tokens
-    return Plan(launches=3, bytes=tokens * 3 * 16, seconds=90 + tokens / 40, note="float32 pair side by side, then the recipe's dtype")
+    tokens, launches = settings.prompts * settings.output_tokens, 3 if settings.float32 else 1
+    note = "float32 pair side by side, then the recipe's dtype" if settings.float32 else "the recipe's dtype only"
+    return Plan(launches=launches, bytes=tokens * launches * 16, seconds=30 * launches + tokens / 40, note=note)
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def run(settings: VerifySettings, job: Job) -> dict[str, Any]:
     if errors(findings):
         finish(job, result, findings)  # serving a wrong drafter would prove nothing
     job.talk.say(f"verify: exported = trained on {result['export']['tokens']} tokens, difference {result['export']['max_abs_logit_diff']}")
-    for dtype in dict.fromkeys(["float32", setup.dtype]):
+    for dtype in dict.fromkeys(["float32", setup.dtype] if settings.float32 else [setup.dtype]):
         expected, served = serve_pair(setup, dtype)
         parted = judge(divergences(expected, served.answers, settings.output_tokens), expected, reference, limit(settings, dtype))
         result["lossless"][dtype] = lossless_report(expected, served, parted, settings.output_tokens)
@@ -160,8 +161,8 @@ def judge(parted: Sequence[Divergence], expected: Sequence[Answer], target: Targ
 
 
 def replay_served(setup: Setup, target: Target, dtype: str, expected: Sequence[Answer], served: Served) -> Replay:
-    """Predicted acceptance on the served tokens beside the server's counters."""
-    assert served.acceptance is not None, "a speculative launch always has counters"
+    """Predicted acceptance on the served tokens beside the server's."""
+    assert served.acceptance is not None, "a speculative launch always has its acceptance"
     drafter = load_exported(setup.job.folder("export"), target, TORCH_DTYPES[dtype])
     known = [known_continuation(longer, answer) for longer, answer in zip(expected, served.answers, strict=True)]
     predicted = predict(drafter, target, served.answers, known, setup.job.drafter.depth)

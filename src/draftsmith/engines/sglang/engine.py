@@ -44,6 +44,7 @@ class SGLang:
 
     name: ClassVar[str] = "sglang"
     served_model: ClassVar[str] = "target"
+    endpoint: ClassVar[str] = "generate"
     info_pages: ClassVar[tuple[str, ...]] = PAGES
     workers: ClassVar[str] = r"^sglang::"
 
@@ -65,8 +66,8 @@ class SGLang:
     def acceptance(self, metrics_text: str, depth: int) -> Acceptance | None:
         """Only at depth 1: SGLang's page has verify calls and output tokens, not counts per position.
 
-        Finished requests only; each request's first token comes from the prefill, not from a round. Deeper chains need the
-        per-request histogram of the native API, so the answer is None there.
+        Finished requests only; each request's first token comes from the prefill, not from a round. Deeper chains have their counts
+        in each reply of the native API (measure/endpoints.py), so the answer is None there.
         """
         rounds = total(metrics_text, "sglang:spec_verify_calls_total")
         tokens = total(metrics_text, "sglang:generation_tokens_total")

@@ -47,6 +47,7 @@ class VLLM:
 
     name: ClassVar[str] = "vllm"
     served_model: ClassVar[str] = "target"
+    endpoint: ClassVar[str] = "completions"
     info_pages: ClassVar[tuple[str, ...]] = PAGES
     workers: ClassVar[str] = r"^VLLM::"
 
@@ -67,7 +68,7 @@ class VLLM:
             argv.append("--trust-remote-code")
         argv += render_flags(without(launch.flags, "host", "port"), owned=OWNED, negatable=True)
         if launch.drafting is not None:
-            argv += ["--speculative-config", json.dumps(speculative_config(launch.drafting, "drafter" in launch.dummy_weights))]
+            argv += ["--speculative-config", json.dumps(speculative_config(launch.drafting, launch.dummy_weights))]
         return argv + (["--load-format", "dummy"] if "target" in launch.dummy_weights else [])
 
     def env(self, launch: Launch) -> dict[str, str]:
@@ -104,8 +105,9 @@ class VLLM:
         return find_cause(log_text, self.name)
 
 
-def speculative_config(drafting: Drafting, dummy: bool = False) -> dict[str, object]:
-    """vLLM's --speculative-config. The method is always named: vLLM otherwise guesses it from the folder's name.
+def speculative_config(drafting: Drafting, dummy: frozenset[str] = frozenset()) -> dict[str, object]:
+    """vLLM's --speculative-config. The method is always named: vLLM otherwise guesses it from the folder's name. A drafter is loaded
+    as the target is, unless told otherwise.
 
     Synthetic acceptance exists since 0.22 and needs a GPU: the CPU engine refuses it. Trees are not drafted any more.
     """
@@ -114,4 +116,4 @@ def speculative_config(drafting: Drafting, dummy: bool = False) -> dict[str, obj
     config: dict[str, object] = {"method": drafting.method, "model": str(drafting.folder), "num_speculative_tokens": drafting.depth}
     if drafting.forced_accept_len is not None:
         config |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": drafting.forced_accept_len}
-    return config | ({"draft_load_config": {"load_format": "dummy"}} if dummy else {})
+    return config | ({"draft_load_config": {"load_format": "dummy"}} if dummy == {"drafter"} else {})

@@ -1,0 +1,1 @@
+"""Stands in for the engine, see openai/api_server.py."""
