@@ -132,4 +132,6 @@ def load_target(
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, trust_remote_code=trust_remote_code, local_files_only=True)
     except (OSError, ValueError, RuntimeError) as error:
         raise EnvironmentFailed(f"cannot load the target in {folder}: {error}", hint="check that the folder is complete") from error
-    return Target(model if device is None else model.to(device), taps)
+    if device is not None:
+        torch.nn.Module.to(model, device)
+    return Target(model, taps)
