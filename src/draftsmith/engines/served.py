@@ -27,7 +27,7 @@ METADATA = f"Metadata-Version: 2.1\nName: {PLUGIN.replace('_', '-')}\nVersion: 1
 
 @dataclass(frozen=True)
 class Block:
-    """What a DFlash drafter filled in one round. context: the first position whose feature it had not been given (counted from the first)."""
+    """What a DFlash drafter filled in one round. Positions count from the first one given; context: the first without a feature so far."""
 
     ids: tuple[int, ...]
     positions: tuple[int, ...]

@@ -18,12 +18,12 @@ FIX = "use another engine version, and report it to the engine with this finding
 
 @dataclass(frozen=True)
 class Blocks:
-    """Shares are of all blocks. anchor_shift: a block of position p begins with token p + shift (right: 0); None: no shift for half of them."""
+    """Shares are of all blocks. anchor_shift: a block at position p begins with token p + shift (right: 0); None: no shift fits half."""
 
     number: int
     anchor_shift: int | None
     anchor_share: float
-    mask_token: int
+    mask_token: int | None  # as the drafter's config says; None: it does not, then any one token will do
     mask_share: float  # filled with nothing but masks behind the first token
     line_share: float  # positions go up one by one
     lacking: int  # the most features that were still missing when a block was filled
@@ -32,21 +32,22 @@ class Blocks:
         return asdict(self)
 
 
-def look_at_blocks(requests: Sequence[tuple[Sequence[int], Sequence[Block]]], mask_token: int) -> Blocks | None:
+def look_at_blocks(requests: Sequence[tuple[Sequence[int], Sequence[Block]]], mask_token: int | None) -> Blocks | None:
     """(tokens, blocks) of every request; None without blocks. Positions count from the first one that the request was given."""
     told = [(tokens, block) for tokens, blocks in requests for block in blocks]
     if not told:
         return None
     shares = {shift: sum(begins_with(tokens, block, shift) for tokens, block in told) / len(told) for shift in SHIFTS}
     best = max(SHIFTS, key=lambda shift: shares[shift])
+    filling = {token for _, block in told for token in block.ids[1:]}
+    masks = {mask_token} if mask_token is not None else set(list(filling)[:1])
     return Blocks(
         number=len(told),
         anchor_shift=best if shares[best] >= 0.5 else None,
         anchor_share=shares[best],
         mask_token=mask_token,
-        mask_share=sum(set(block.ids[1:]) <= {mask_token} for _, block in told) / len(told),
-        line_share=sum(list(block.positions) == list(range(block.positions[0], block.positions[0] + len(block.ids))) for _, block in told)
-        / len(told),
+        mask_share=sum(set(block.ids[1:]) <= masks for _, block in told) / len(told),
+        line_share=sum(in_line(block.positions) for _, block in told) / len(told),
         lacking=max(max(0, block.positions[0] - block.context) for _, block in told),
     )
 
@@ -54,6 +55,10 @@ def look_at_blocks(requests: Sequence[tuple[Sequence[int], Sequence[Block]]], ma
 def begins_with(tokens: Sequence[int], block: Block, shift: int) -> bool:
     place = block.positions[0] + shift
     return 0 <= place < len(tokens) and block.ids[0] == tokens[place]
+
+
+def in_line(positions: Sequence[int]) -> bool:
+    return list(positions) == list(range(positions[0], positions[0] + len(positions)))
 
 
 def block_findings(blocks: Blocks, who: str, silent: str) -> list[Finding]:
@@ -73,7 +78,8 @@ def block_findings(blocks: Blocks, who: str, silent: str) -> list[Finding]:
             evidence = f"{who}: only {share} begin with the token of their position"
         findings.append(Finding("DS907", "error", evidence, silent, FIX))
     if blocks.mask_share < 1:
-        evidence = f"{who}: only {100 * blocks.mask_share:.1f} % of {blocks.number} blocks are filled with the mask token {blocks.mask_token}"
+        mask = "one mask token" if blocks.mask_token is None else f"the mask token {blocks.mask_token}"
+        evidence = f"{who}: only {100 * blocks.mask_share:.1f} % of {blocks.number} blocks are filled with {mask}"
         fix = "write the mask token of training as mask_token_id under dflash_config in the drafter's config.json"
         findings.append(Finding("DS907", "error", evidence, silent, fix))
     if blocks.line_share < 1:

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from draftsmith.engines.protocol import Drafting, Launch
 from draftsmith.engines.registry import engine_for
-from draftsmith.engines.server import Server, start
 from draftsmith.engines.served import Served, calls, read_calls
+from draftsmith.engines.server import Server, start
 from draftsmith.engines.sglang import features as sglang_features
 from draftsmith.engines.vllm import features as vllm_features
 from draftsmith.errors import CheckFailed, EnvironmentFailed, InvalidMeasurement, UsageError
@@ -61,9 +61,9 @@ class Subject:
     drafting: Drafting
 
     @property
-    def mask_token(self) -> int:
-        """What a DFlash drafter's block is filled with; -1 without one."""
-        return int((self.config.get("dflash_config") or {}).get("mask_token_id", -1))
+    def mask_token(self) -> int | None:
+        """What a DFlash drafter's block is filled with, when its config says so."""
+        return (self.config.get("dflash_config") or {}).get("mask_token_id")
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def find_subject(job: Job, drafter: Path | None, trained: Sequence[int] | None) 
         raise UsageError(
             "nothing says what this drafter was trained on", hint="--trained 2,15,27: the boundaries, in the order of training"
         )
-    longest = longest_prompt(job)
+    longest = longest_prompt(job, drafting.depth)
     samples = list(read_store(job.folder("capture"), "heldout")) if index is not None else []
     if index is None or not samples:
         renderer = Renderer(job.target, job.trust_remote_code)
@@ -146,11 +146,12 @@ def drafting_of(job: Job, folder: Path, config: Mapping[str, Any]) -> Drafting:
     return Drafting(method, folder.absolute(), depth)
 
 
-def longest_prompt(job: Job) -> int:
-    """Prompt tokens that the server has room for."""
-    room = {name.replace("_", "-"): value for name, value in job.engine.flags.items()}.get("max-model-len")
+def longest_prompt(job: Job, depth: int) -> int:
+    """Prompt tokens that the server has room for, when the drafter drafts so deep."""
+    flags = {name.replace("_", "-"): value for name, value in job.engine.flags.items()}
+    room = flags.get("max-model-len", flags.get("context-length"))  # vLLM's and SGLang's name
     given = int(room) if isinstance(room, int | str) and str(room).isdigit() else PROMPT_TOKENS + ANSWER_TOKENS + 64
-    return max(1, min(PROMPT_TOKENS, given - ANSWER_TOKENS - job.drafter.depth - 1))
+    return max(1, min(PROMPT_TOKENS, given - ANSWER_TOKENS - depth - 1))
 
 
 def ask(server: Server, endpoint: Endpoint, row: Sequence[int], folder: Path) -> Asked:
@@ -215,10 +216,12 @@ def sentence(result: Mapping[str, Any]) -> str:
     """The answer when nothing is wrong: what was seen, or the doubts."""
     if result["findings"]:
         return "\n".join(Finding(**finding).line() for finding in result["findings"])
-    served = result["served"]
+    served, blocks = result["served"], result["blocks"]
     worst = max(tap["expected_error"] for tap in served["taps"])
+    beside = "each beside the next token's embedding, " if blocks is None else ""
+    filled = "" if blocks is None else f"; {blocks['number']} blocks begin with the last token behind them and go on with masks"
     kept = "" if result["store"] is None else "; the training store holds the same"
     return (
-        f"wiring is right: {result['engine']} passes boundaries {list(served['trained'])}, each beside the next token's embedding, "
-        f"at its own position ({served['rows']} rows, largest median error {worst:.2g} in {result['dtype']}){kept}"
+        f"wiring is right: {result['engine']} passes boundaries {list(served['trained'])}, {beside}"
+        f"at its own position ({served['rows']} rows, largest median error {worst:.2g} in {result['dtype']}){filled}{kept}"
     )
