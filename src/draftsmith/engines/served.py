@@ -68,7 +68,8 @@ def read_calls(paths: Sequence[Path], num_prompt_tokens: int, num_tokens: int) -
     """The calls of one request of `num_tokens` tokens (prompt and answer), asked while no other ran.
 
     A later call overwrites a position of an earlier one: that is what the engine does with rejected drafts, and what counts. What comes
-    before the first position is a round that an engine began for the request before. Row p is the p-th position from the first one given.
+    before the last prefill belongs to another request: a round begun for the one before, or the engine's own question after its health.
+    Row p is the p-th position from the first one given.
     The last token has no next one and is left out; an engine need not draft once a request is at its end, so that rows may be missing
     there. Raises InvalidMeasurement when one of the prompt is.
     """
@@ -77,7 +78,7 @@ def read_calls(paths: Sequence[Path], num_prompt_tokens: int, num_tokens: int) -
     if not given:
         raise InvalidMeasurement("the drafter was given no features of this request", hint="does it draft? see the engine's log")
     start = min(int(positions.min()) for positions in given)
-    first = next(number for number, call in enumerate(tensors) if "positions" in call and start in call["positions"])
+    first = max(number for number, call in enumerate(tensors) if "positions" in call and start in call["positions"])
     rows: dict[int, tuple[int, int]] = {}
     blocks: list[Block] = []
     for number, call in enumerate(tensors[first:], first):

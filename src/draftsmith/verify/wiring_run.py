@@ -28,6 +28,7 @@ from draftsmith.manifest import atomic_write_json
 from draftsmith.measure.endpoints import Completions, Endpoint, Generate
 from draftsmith.measure.messages import Request
 from draftsmith.measure.prompts import Renderer, forty_prompts
+from draftsmith.models.taps import engine_version
 from draftsmith.models.target import Target, load_target
 from draftsmith.models.text_config import read_text_config
 from draftsmith.store import Index, read_store
@@ -95,6 +96,12 @@ def run(job: Job, drafter: Path | None = None, trained: Sequence[int] | None = N
 def take_down(job: Job, subject: Subject) -> list[Asked]:
     """One launch: (tokens of prompt and answer, what the drafter was given for them) of every row. The files are deleted."""
     engine, python = engine_for(job.engine)
+    since = sglang_features.SINCE[subject.drafting.method]
+    if engine.name == "sglang" and engine_version(job.engine.name) < since:
+        raise UsageError(
+            f"verify wiring looks at {subject.drafting.method} in SGLang {since} and newer, this is {job.engine.name}",
+            hint="`draftsmith check` reads which layers this version taps",
+        )
     with_features, endpoint = CAPTURES[engine.name]
     served = job.folder(NAME) / "served"
     shutil.rmtree(served, ignore_errors=True)

@@ -22,7 +22,7 @@ NUMBERS = count()
 
 
 def write(**tensors: Any) -> None:
-    """One file, complete as soon as it has its name. Ids and positions become int64; of three axes of positions (M-RoPE) the first counts."""
+    """One file, complete as soon as it has its name. Ids and positions become int64; of three axes of positions (M-RoPE) the first."""
     import torch
     from safetensors.torch import save_file
 

@@ -1,4 +1,4 @@
-"""The launch of an SGLang whose drafter writes down what it is given. Read in 0.5.17."""
+"""The launch of an SGLang whose drafter writes down what it is given. Read in 0.5.12, 0.5.15, 0.5.17 and 0.5.23."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from packaging.version import Version
+
 from draftsmith.engines.flags import without
 from draftsmith.engines.protocol import Launch
 from draftsmith.engines.served import FOLDER, INSIDE, PLUGIN, plugin_folder
 
 SCRIPT, GROUP = INSIDE / "capture_sglang.py", "sglang.srt.plugins"
 METHOD = "DRAFTSMITH_DRAFTING"
+SINCE = {"eagle3": Version("0.5.12"), "dflash": Version("0.5.15")}  # 0.5.9 has no plug-ins; 0.5.12 has another DFlash worker
 EAGER = ("disable-cuda-graph", "disable-radix-cache")
 # what goes before --disable-cuda-graph and would capture graphs all the same
 GRAPHS = (
