@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from draftsmith import cli
+from draftsmith.engines.protocol import Drafting
 from draftsmith.engines.served import Block, Served, calls, read_calls
 from draftsmith.errors import CheckFailed, EnvironmentFailed, InvalidMeasurement, UsageError
 from draftsmith.job import Job, Talk
@@ -22,7 +23,7 @@ from draftsmith.models.taps import KEY
 from draftsmith.models.target import Target
 from draftsmith.settings import DrafterSettings, EngineSettings
 from draftsmith.store import Index, StoredSample, write_shard
-from draftsmith.verify.wiring_run import Limits, candidates, find_subject, longest_prompt, report, run, sentence
+from draftsmith.verify.wiring_run import Limits, Subject, candidates, find_subject, longest_prompt, report, sentence, take_down
 from tiny import LAYERS, VOCAB, save_tiny_target, tiny_target
 
 torch.set_num_threads(1)
@@ -49,7 +50,7 @@ def test_a_later_call_overwrites_rejected_rows(tmp_path: Path) -> None:
     """Prompt of 4; round 1 gives rows 4..7, of which 6 and 7 were rejected; round 2 begins at 6."""
     served = read_calls(write_calls(tmp_path, [0, 1, 2, 3], [4, 5, 6, 7], [6, 7, 8, 9]), 4, 8)
     assert served.features_TF[:, 0].tolist() == [0, 0, 0, 0, 1, 1, 2]
-    assert served.input_ids_T.tolist() == [0, 1, 2, 3, 100, 101, 200]
+    assert served.input_ids_T is not None and served.input_ids_T.tolist() == [0, 1, 2, 3, 100, 101, 200]
     assert served.positions_T.tolist() == list(range(7))
 
 
@@ -208,9 +209,11 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
         find_subject(job, None, None)
     with pytest.raises(UsageError, match="nothing says what this drafter was trained on"):
         find_subject(job, drafter_folder(tmp_path), None)
-    old = replace(job, engine=EngineSettings(name="sglang==0.5.9", python=sys.executable, flags={"dtype": "float32"}))
-    with pytest.raises(UsageError, match="looks at eagle3 in SGLang 0.5.12 and newer, this is sglang==0.5.9"):
-        run(old, drafter_folder(tmp_path), TAPS)
+    old = replace(job, engine=EngineSettings(name="sglang==0.5.9", python=sys.executable))
+    for method, since in (("eagle3", "0.5.12"), ("dflash", "0.5.15")):
+        subject = Subject(tmp_path, {}, TAPS, [], [], "", Drafting(method, tmp_path, 3))
+        with pytest.raises(UsageError, match=rf"looks at {method} in SGLang {since} and newer, this is sglang==0\.5\.9"):
+            take_down(old, subject)
 
 
 def test_the_command_line() -> None:

@@ -72,7 +72,7 @@ class DFlash:
     def precompute_and_store_context_kv(
         self, context_states: Tensor, context_positions: Tensor, context_slot_mapping: Tensor | None = None
     ) -> None:
-        self.stored = (context_states, context_positions, context_slot_mapping)
+        self.stored = [tensor for tensor in (context_states, context_positions, context_slot_mapping) if tensor is not None]
 
     def forward(self, input_ids: Tensor, positions: Tensor, inputs_embeds: Tensor | None = None) -> Tensor:
         return input_ids + positions
