@@ -58,7 +58,7 @@ def wiring_options(command: argparse.ArgumentParser) -> None:
 # name: (what it does, its handler, its arguments, how it is called)
 COMMANDS: dict[str, tuple[str, Callable[[argparse.Namespace], Any], Arguments, str]] = {
     "verify wiring": (
-        "what does the running engine really hand to the drafter, and is it what training had? (vLLM)",
+        "what does the running engine really hand to the drafter, and is it what training had?",
         verify_wiring,
         wiring_options,
         "verify wiring RECIPE",

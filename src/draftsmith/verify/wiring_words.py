@@ -6,36 +6,38 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from draftsmith.findings import Finding
+from draftsmith.verify.wiring_ids import what_to_write
 
 if TYPE_CHECKING:
     from draftsmith.verify.wiring import Tap, Wiring
+    from draftsmith.verify.wiring_ids import Ids
 
 SILENT = "the drafter reads other numbers than it was trained on, and no engine says so: acceptance falls, often to 1"
 RETRAIN = "capture and train on what this engine passes, or serve with an engine version that passes the trained ones"
 
 
-def findings_of(wiring: Wiring, who: str, written: Sequence[int] | None, key: str) -> list[Finding]:
+def findings_of(wiring: Wiring, who: str, ids: Ids) -> list[Finding]:
     """All findings; none for correct wiring."""
-    return [*tap_findings(wiring, who, written, key), *alignment_findings(wiring, who)]
+    return [*tap_findings(wiring, who, ids), *alignment_findings(wiring, who)]
 
 
-def tap_findings(wiring: Wiring, who: str, written: Sequence[int] | None, key: str) -> list[Finding]:
+def tap_findings(wiring: Wiring, who: str, ids: Ids) -> list[Finding]:
     """DS905 values, and what `list_finding` says of the boundaries."""
     if unknown := [tap for tap in wiring.taps if tap.kind == "unknown"]:
         return [value_finding(wiring, who, unknown)]
     doubtful = [tap for tap in wiring.taps if tap.kind == "doubtful"]
     findings = [value_finding(wiring, who, doubtful)] if doubtful else []
     if len(wiring.taps) != len(wiring.trained) or any(tap.kind == "other" for tap in wiring.taps):
-        findings.append(list_finding(wiring, who, written, key))
+        findings.append(list_finding(wiring, who, ids))
     return findings
 
 
-def list_finding(wiring: Wiring, who: str, written: Sequence[int] | None, key: str) -> Finding:
+def list_finding(wiring: Wiring, who: str, ids: Ids) -> Finding:
     """DS901 layer, DS902 final norm, DS903 order, DS904 number and slide: every tensor is known, and they are not the trained ones."""
     taps, trained, last = wiring.taps, list(wiring.trained), wiring.num_layers
     passed = [tap.nearest for tap in taps]
     names = ", ".join(name(number, last) for number in passed)
-    fix = what_to_write(passed, trained, written, key, last)
+    fix = what_to_write(passed, trained, ids, last, RETRAIN)
     if len(taps) != len(trained):
         evidence = f"{who} concatenates {len(taps)} tensors ({names}), the drafter was trained on {len(trained)}: boundaries {trained}"
         return Finding("DS904", "error", evidence, SILENT, fix)
@@ -113,21 +115,6 @@ def alignment_findings(wiring: Wiring, who: str) -> list[Finding]:
         evidence = f"{who}: the drafter's positions {how}"
         findings.append(Finding("DS908", "error", evidence, "rotary embeddings turn otherwise than in training", fix))
     return findings
-
-
-def what_to_write(passed: Sequence[int], trained: Sequence[int], written: Sequence[int] | None, key: str, last: int) -> str:
-    """The ids that make this engine pass the trained boundaries, from what it made of the written ones."""
-    if written is not None and len(written) == len(passed) and last + 1 not in passed:
-        shifts = {boundary - number for boundary, number in zip(passed, written, strict=True)}
-        if len(shifts) == 1:
-            shift = shifts.pop()
-            ids = [boundary - shift for boundary in trained]
-            if ids == list(written) or min(ids) < 0:
-                return RETRAIN
-            read = "boundary i" if not shift else f"boundary i {shift:+d}"
-            return f"write {ids} under {key} in the drafter's config.json: this engine version makes {read} of id i"
-    said = "has no ids there" if written is None else f"says {list(written)} there, which this engine version did not follow"
-    return f"write {list(trained)} under {key} in the drafter's config.json (it {said}), then verify again"
 
 
 def layers_off(taps: Sequence[Tap]) -> str:

@@ -1,8 +1,9 @@
-"""Run by vLLM's own interpreter, as a plug-in (group `vllm.general_plugins`): writes down what an EAGLE-3 drafter is given.
+"""Run by vLLM's own interpreter, as a plug-in (group `vllm.general_plugins`): writes down what a drafter is given.
 
-It registers, through vLLM's model registry, a subclass of vLLM's own drafter class that looks at two calls and changes neither:
-`combine_hidden_states` gets the concatenated taps, and the `forward` after it the token ids and positions that they meet. Each pair
-becomes one file in $DRAFTSMITH_FEATURES. The drafter's further steps have no features of the target and are not written.
+It registers, through vLLM's model registry, subclasses of vLLM's own drafter classes that look at their calls and change none. EAGLE-3:
+`combine_hidden_states` gets the concatenated taps, and the `forward` after it the token ids and positions that they meet; the drafter's
+further steps have no features of the target and are not written. DFlash: after `combine_hidden_states` come the positions under which the
+features enter the drafter's cache (`precompute_and_store_context_kv`), then the block that it fills (`forward`).
 """
 
 # the engine's packages exist in its own environment only
@@ -10,31 +11,47 @@ becomes one file in $DRAFTSMITH_FEATURES. The drafter's further steps have no fe
 
 from __future__ import annotations
 
-import os
-from itertools import count
-from pathlib import Path
+import importlib
 from typing import Any
 
-FOLDER = "DRAFTSMITH_FEATURES"
-ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")  # names under which vLLM serves the class that is subclassed here
-NUMBERS = count()
+from draftsmith_rows import write
+
+# architecture in a drafter's config -> (module, class) that vLLM serves it with; read in 0.32.0
+EAGLE3 = {
+    "LlamaForCausalLMEagle3": ("llama_eagle3", "Eagle3LlamaForCausalLM"),
+    "Eagle3LlamaForCausalLM": ("llama_eagle3", "Eagle3LlamaForCausalLM"),
+    "Eagle3Qwen3ForCausalLM": ("qwen3_eagle3", "Eagle3Qwen3ForCausalLM"),
+    "Eagle3DeepseekV2ForCausalLM": ("deepseek_eagle3", "Eagle3DeepseekV2ForCausalLM"),
+    "Eagle3DeepseekV3ForCausalLM": ("deepseek_eagle3", "Eagle3DeepseekV2ForCausalLM"),
+}
+DFLASH = {"DFlashDraftModel": ("qwen3_dflash", "DFlashQwen3ForCausalLM")}
 
 
 def install() -> None:
-    """The entry point. Names a class and imports nothing: vLLM calls this in each of its processes, before it may touch a device."""
+    """The entry point. Names classes and imports none: vLLM calls this in each of its processes, before it may touch a device."""
     from vllm import ModelRegistry
 
     known = ModelRegistry.get_supported_archs()
-    for architecture in ARCHITECTURES:
+    for architecture, (_, name) in {**EAGLE3, **DFLASH}.items():
         if architecture in known:
-            ModelRegistry.register_model(architecture, f"{__name__}:Eagle3Recorder")
+            ModelRegistry.register_model(architecture, f"{__name__}:{name}")
 
 
-def recorder() -> type:
+def __getattr__(name: str) -> type:
+    """The class is made when vLLM's registry asks for it."""
+    for served, recorder in ((EAGLE3, eagle3), (DFLASH, dflash)):
+        for module, class_name in served.values():
+            if name == class_name:
+                made = recorder(getattr(importlib.import_module(f"vllm.model_executor.models.{module}"), name))
+                made.__name__ = made.__qualname__ = name
+                return globals().setdefault(name, made)
+    raise AttributeError(name)
+
+
+def eagle3(drafter: Any) -> type:
     """vLLM's drafter class with an ear at its two entrances."""
-    from vllm.model_executor.models.llama_eagle3 import Eagle3LlamaForCausalLM
 
-    class Eagle3Recorder(Eagle3LlamaForCausalLM):
+    class Recorder(drafter):
         def combine_hidden_states(self, hidden_states: Any) -> Any:
             self.draftsmith_served = hidden_states.detach().to("cpu", copy=True)
             return super().combine_hidden_states(hidden_states)
@@ -42,32 +59,33 @@ def recorder() -> type:
         def forward(self, input_ids: Any, positions: Any, hidden_states: Any, inputs_embeds: Any = None) -> Any:
             served, self.draftsmith_served = getattr(self, "draftsmith_served", None), None
             if served is not None:
-                write(served, input_ids, positions)
+                rows = len(served)  # the buffers behind them are padding
+                write(features=served, input_ids=input_ids[:rows], positions=positions[..., :rows])
             return super().forward(input_ids, positions, hidden_states, inputs_embeds)
 
-    return Eagle3Recorder
+    return Recorder
 
 
-def __getattr__(name: str) -> type:
-    """The class is made when vLLM's registry asks for it."""
-    if name == "Eagle3Recorder":
-        return globals().setdefault(name, recorder())
-    raise AttributeError(name)
+def dflash(drafter: Any) -> type:
+    """The same with an ear at three entrances."""
 
+    class Recorder(drafter):
+        def combine_hidden_states(self, hidden_states: Any) -> Any:
+            self.draftsmith_served = hidden_states.detach().to("cpu", copy=True)
+            return super().combine_hidden_states(hidden_states)
 
-def write(served_TF: Any, input_ids_T: Any, positions_T: Any) -> None:
-    """One file: features as served, and the token id and position of each row (rows behind them are padding). First rank only."""
-    import torch
-    from safetensors.torch import save_file
+        def precompute_and_store_context_kv(self, context_states: Any, context_positions: Any, *slots: Any, **named: Any) -> Any:
+            served, self.draftsmith_served = getattr(self, "draftsmith_served", None), None
+            self.draftsmith_block = served is not None
+            if served is not None:
+                rows = min(len(served), len(context_positions))
+                write(features=served[:rows], positions=context_positions[:rows])
+            return super().precompute_and_store_context_kv(context_states, context_positions, *slots, **named)
 
-    if torch.distributed.is_initialized() and torch.distributed.get_rank() != 0:
-        return
-    rows = len(served_TF)
-    tensors = {
-        "features": served_TF.contiguous(),
-        "input_ids": input_ids_T[:rows].to("cpu", torch.int64).contiguous(),
-        "positions": positions_T.reshape(-1)[:rows].to("cpu", torch.int64).contiguous(),
-    }
-    path = Path(os.environ[FOLDER]) / f"call-{next(NUMBERS):06d}.safetensors"
-    save_file(tensors, path.with_suffix(".part"))
-    path.with_suffix(".part").replace(path)
+        def forward(self, input_ids: Any, positions: Any, inputs_embeds: Any = None) -> Any:
+            if getattr(self, "draftsmith_block", False):
+                self.draftsmith_block = False
+                write(block_ids=input_ids, block_positions=positions)
+            return super().forward(input_ids, positions, inputs_embeds)
+
+    return Recorder
