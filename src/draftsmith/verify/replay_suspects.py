@@ -1,0 +1,125 @@
+"""A gap between replay and server on the same tokens: which mistake in the wiring would give what was served? Each is replayed.
+
+Needs no look into the engine, so it works for any. Suffixes: T tokens, J boundaries 0..N, H target width, F taps * H.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftsmith.job import Talk
+from draftsmith.metrics import Acceptance
+from draftsmith.models.eagle3 import Eagle3Drafter
+from draftsmith.models.target import Target
+from draftsmith.verify.reference import features
+from draftsmith.verify.replay import rounds_of
+from draftsmith.verify.sequences import Answer
+
+MOST_PERMUTED = 3  # taps of which every order is tried
+NEAR = 0.03  # share of rounds by which a survival may be off, besides the noise of the count
+CLEARLY = 2.0  # the straight wiring and any other suspect must be so many times further away
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """One mistake: the boundaries that the engine passes instead, or the feature of another token."""
+
+    says: str
+    taps: tuple[int, ...]
+    shift: int = 0  # row p holds the feature of token p + shift
+
+    def features(self, boundaries_TJH: Tensor) -> Tensor:
+        """[T, F] as the engine would pass them."""
+        return boundaries_TJH[:, list(self.taps)].flatten(1).roll(-self.shift, 0)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a suspect would give, and how far that is from what was served: the largest gap of a survival."""
+
+    suspect: Suspect
+    predicted: Acceptance
+    distance: float
+
+    def as_dict(self) -> dict[str, Any]:
+        suspect = self.suspect
+        found = {"says": suspect.says, "taps": list(suspect.taps), "shift": suspect.shift}
+        return found | {"predicted": self.predicted.as_dict(), "distance": self.distance}
+
+
+def suspects(taps: Sequence[int], num_layers: int) -> Iterator[Suspect]:
+    """Everything that has gone wrong in public: numbering by one, lists slid by one entry, orders, the feature of a neighbour."""
+    right, seen = tuple(taps), {tuple(taps)}
+
+    def fits(tried: tuple[int, ...]) -> bool:
+        return min(tried) >= 0 and max(tried) <= num_layers and tried not in seen
+
+    ways: list[tuple[str, tuple[int, ...]]] = [
+        ("every tap is one layer late", tuple(tap + 1 for tap in right)),
+        ("every tap is one layer early", tuple(tap - 1 for tap in right)),
+        ("the embedding output is put in front and the last tap falls away", (0, *right[:-1])),
+        ("the first tap falls away and the last layer is put behind", (*right[1:], num_layers)),
+    ]
+    for place in range(len(right)):
+        for by, word in ((1, "late"), (-1, "early")):
+            ways.append((f"tap {place + 1} is one layer {word}", (*right[:place], right[place] + by, *right[place + 1 :])))
+    if len(right) <= MOST_PERMUTED:
+        ways += [(f"the taps come in the order {list(order)}", order) for order in permutations(right)]
+    for says, tried in ways:
+        if fits(tried):
+            seen.add(tried)
+            yield Suspect(says, tried)
+    yield Suspect("each row holds the feature of the token before it", right, -1)
+    yield Suspect("each row holds the feature of the token after it", right, 1)
+
+
+def distance(predicted: Acceptance, served: Acceptance) -> float:
+    """Largest gap of a survival, in shares of rounds."""
+    return max(abs(a - b) for a, b in zip(predicted.survival, served.survival, strict=True))
+
+
+def noise(served: Acceptance) -> float:
+    """What the count alone may be off by: two deviations of a share near one half."""
+    return float(served.rounds**-0.5)
+
+
+@torch.inference_mode()
+def accuse(
+    drafter: Eagle3Drafter, target: Target, answers: Sequence[Answer], rows: Sequence[Sequence[int]], served: Acceptance, talk: Talk
+) -> list[Fit]:
+    """Every suspect replayed, nearest first, the straight wiring among them. target: of the drafter's taps; rows: see `rounds_of`."""
+    num_layers, dtype = len(target.layers), drafter.fc.weight.dtype
+    everywhere = Target(target.model, range(num_layers + 1))
+    states = [row_TF.unflatten(-1, (num_layers + 1, -1)) for row_TF in features(everywhere, rows)]
+    tried = [Suspect("as trained", target.taps), *suspects(target.taps, num_layers)]
+    fits, started = [], time.monotonic()
+    for number, suspect in enumerate(tried, start=1):
+        found = rounds_of(drafter, answers, rows, [suspect.features(state).to(dtype) for state in states], served.depth)
+        predicted = Acceptance.from_rounds((drafts for accepted in found for drafts in accepted), served.depth)
+        fits.append(Fit(suspect, predicted, distance(predicted, served)))
+        talk.progress("replay: other wirings", number, len(tried), started)
+    return sorted(fits, key=lambda fit: fit.distance)
+
+
+def named(fits: Sequence[Fit], served: Acceptance) -> Fit | None:
+    """The one suspect that gives what was served, if there is exactly one and the straight wiring does not."""
+    best, limit = fits[0], NEAR + noise(served)
+    straight = next(fit for fit in fits if fit.suspect.says == "as trained")
+    if best is straight or best.distance > limit or straight.distance < CLEARLY * max(best.distance, limit / 2):
+        return None
+    other = min((fit.distance for fit in fits[1:]), default=1.0)
+    return best if other > CLEARLY * best.distance and other > best.distance + noise(served) / 2 else None
+
+
+def alike(fits: Sequence[Fit], served: Acceptance) -> list[Fit]:
+    """The suspects that give about what was served, when no single one can be told."""
+    limit = NEAR + noise(served)
+    straight = next(fit for fit in fits if fit.suspect.says == "as trained")
+    return [] if straight.distance <= limit else [fit for fit in fits if fit.distance <= limit and fit is not straight]
