@@ -73,6 +73,9 @@ class Cause:
         return text
 
 
+EVERYTHING = Split("all", lambda _, __: True, "everywhere", "nowhere")
+
+
 def splits_of(answers: Sequence[Walked], trained: Trained) -> list[Split]:
     """Everything that is looked at: places at powers of two, the longest of training, each category against the rest."""
     found = [at_place(cut, trained) for cut in CUTS]
@@ -206,7 +209,7 @@ def where_drafts_part(predicted: Acceptance, served: Acceptance) -> str:
             break
         error = (max(theirs * (1 - theirs), 0.25 / reached) / reached) ** 0.5
         if abs(ours - theirs) > max(0.05, 2.6 * error):
-            right = f"draft {number} is right in {100 * ours:.0f} % of the rounds that come to it here and in {100 * theirs:.0f} % on the server"
+            right = f"draft {number} is right in {100 * ours:.0f} % of the rounds that come to it here, {100 * theirs:.0f} % on the server"
             if number == 1:
                 return f"{right}: what the drafter is given, or its weights, differ already in the first step"
             agree = "draft 1 agrees" if number == 2 else f"drafts 1 to {number - 1} agree"
@@ -215,13 +218,48 @@ def where_drafts_part(predicted: Acceptance, served: Acceptance) -> str:
     return ""
 
 
-def by_group(answers: Sequence[Walked], key: Callable[[Walked], str]) -> Mapping[str, Any]:
-    """rounds and accept_len by category or what else, for the record."""
+def where_gaps_lie(answers: Sequence[Walked], own: Mapping[str, Acceptance]) -> str:
+    """Which answers the gap between replay and server comes from, where the server counts each answer; "" when it is in all of them.
+
+    A group is named when its gap is sure, and what is left without it is not, and less than half.
+    """
+    if not own:
+        return ""
+    splits = [of_category(name) for name in sorted({answer.category for answer in answers if answer.category})]
+    for cut in CUTS:
+        name = f"of up to {cut} tokens"
+        splits.append(
+            Split("answer", lambda a, _, cut=cut: a.answer_tokens <= cut, f"in answers {name}", f"in longer answers than {cut} tokens")
+        )
+        splits.append(
+            Split("prompt", lambda a, _, cut=cut: a.prompt_tokens <= cut, f"behind prompts {name}", f"behind longer prompts than {cut}")
+        )
+    sentences: list[tuple[float, str]] = []
+    for split in splits:
+        for inside, where in ((True, split.name), (False, split.other)):
+            part = [answer for answer in answers if split.inside(answer, Round(1, 0)) is inside]
+            rest = [answer for answer in answers if split.inside(answer, Round(1, 0)) is not inside]
+            here, there = gap_of(part, own, 2 * len(splits)), gap_of(rest, own, 2 * len(splits))
+            if here is not None and there is not None and here.sure and not there.sure and abs(there.value) < abs(here.value) / 2:
+                text = f"the gap lies {where}: accept_len is {here.a:.2f} replayed and {here.b:.2f} served there, {there.a:.2f} and {there.b:.2f} elsewhere"
+                sentences.append((here.strength, text))
+    return max(sentences, default=(0.0, ""))[1]
+
+
+def gap_of(answers: Sequence[Walked], own: Mapping[str, Acceptance], comparisons: int) -> Difference | None:
+    """Replayed minus served accept_len of these answers, over prompts; None with too few."""
+    ours = counts([(len(answer.rounds), sum(round_.accepted for round_ in answer.rounds)) for answer in answers])
+    theirs = counts([(own[answer.id].rounds, own[answer.id].accepted) for answer in answers])
+    return compare(ours, theirs, comparisons) if ours.enough and theirs.enough else None
+
+
+def by_group(answers: Sequence[Walked]) -> Mapping[str, Any]:
+    """prompts, rounds and accept_len by category, for the record; {} without categories."""
     groups: dict[str, list[Walked]] = {}
     for answer in answers:
-        groups.setdefault(key(answer), []).append(answer)
+        groups.setdefault(answer.category, []).append(answer)
     return {
         name: {"prompts": len({a.id for a in part}), "rounds": sum(len(a.rounds) for a in part), "accept_len": accept_len(part)}
         for name, part in sorted(groups.items())
-        if any(a.rounds for a in part)
+        if name and any(a.rounds for a in part)
     }

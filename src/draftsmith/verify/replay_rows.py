@@ -137,8 +137,9 @@ def trained_acceptance(train: Path) -> Acceptance | None:
     return Acceptance.from_dict(manifest.summary["heldout"]) if manifest is not None and "heldout" in manifest.summary else None
 
 
-def what_training_saw(store: Path | None, heldout: Acceptance | None) -> Trained:
-    """Longest conversation, answer and prompt of the training split, from the shards' offsets alone."""
+def what_training_saw(store: Path | None, run: Path | None) -> Trained:
+    """Longest conversation, answer and prompt of the training split, from the shards' offsets alone; the drafts that training unrolled."""
+    heldout = trained_acceptance(run / "train") if run is not None else None
     depth = heldout.depth if heldout is not None else None
     index = Index.read(store) if store is not None else None
     lengths: list[int] = []
