@@ -145,9 +145,7 @@ def arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("overrides", metavar="KEY=VALUE", nargs="*", default=[], help="another setting than the recipe's")
     command.add_argument("--run-folder", metavar="DIR", type=Path, help="the recipe's run folder (default: runs/<the recipe's name>)")
     command.add_argument("--target", metavar="DIR", type=Path, help="without a recipe: the target's folder, or the name of a fetched one")
-    command.add_argument(
-        "--drafter", metavar="DIR", type=Path, help="the drafter, in any format that `convert` reads (default: the export)"
-    )
+    command.add_argument("--drafter", metavar="DIR", type=Path, help="the drafter, in a format that `convert` reads (default: the export)")
     command.add_argument("--rows", metavar="PATH", type=Path, help="a capture store, or a file with tokens of prompts and answers")
     command.add_argument("--split", metavar="NAME", default="heldout", help="split of the store (default heldout)")
     command.add_argument("--prompts", metavar="N", type=int, help="at most so many rows, spread evenly")
@@ -156,21 +154,17 @@ def arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--output-tokens", metavar="N", type=int, help=f"with --url: most tokens of an answer (default {OUTPUT_TOKENS})")
     command.add_argument("--temperature", metavar="T", type=float, default=0.0, help="of the server's sampling (default 0: greedy)")
     command.add_argument("--depth", metavar="N", type=int, help=f"drafts per round (default: the recipe's, else {DEPTH})")
-    command.add_argument(
-        "--dtype", choices=["bfloat16", "float16", "float32"], help="that is served (default: the engine flags', the target's)"
-    )
+    command.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], help="that is served (default: as the engine's)")
     command.add_argument("--taps", metavar="LIST", help="boundaries that training used, when the drafter does not say: 2,15,27")
     command.add_argument("--source-engine", metavar="sglang==VERSION", help="whose numbering the drafter's tap ids are, where it changed")
     command.add_argument("--d2t", choices=("offsets", "absolute"), help="what d2t holds, when its values do not tell")
-    command.add_argument(
-        "--out", metavar="DIR", type=Path, help="where replay.json goes (default: replay/ in the run folder, or runs/replay)"
-    )
+    command.add_argument("--out", metavar="DIR", type=Path, help="where replay.json goes (default: replay/ of the run, or runs/replay)")
 
 
 # name: (what it does, its handler, its arguments, how it is called)
 COMMANDS: dict[str, tuple[str, Callable[[argparse.Namespace], Any], Callable[[argparse.ArgumentParser], None], str]] = {
     "verify replay": (
-        "the drafter run alone: does it reach what training measured and what is served, and if not, why?",
+        "does the drafter alone reach what training measured and what is served; where not, why",
         verify_replay,
         arguments,
         "verify replay RECIPE",

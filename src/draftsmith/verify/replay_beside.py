@@ -56,9 +56,8 @@ def look(
     training run's. Raises InvalidMeasurement without counters."""
     if told.acceptance is None:
         left = f", {told.left_out} replies have prompts that are not known" if told.left_out else ""
-        raise InvalidMeasurement(
-            f"{told.source}: no acceptance of exactly these replies{left}", hint="a first line with `acceptance`, or rounds"
-        )
+        hint = "a first line with `acceptance`, or rounds and reached in each reply"
+        raise InvalidMeasurement(f"{told.source}: no acceptance of exactly these replies{left}", hint=hint)
     rows, accepted = replay(beside.target, served, told.answers, told.acceptance.depth, talk)
     answers = [
         Walked(answer.id, told.categories.get(answer.id, ""), len(answer.prompt), len(answer.tokens), tuple(with_places(rounds)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from scipy import stats
@@ -73,6 +74,7 @@ class Difference:
         return abs(self.value) / half if half > 0 else math.inf
 
 
+@cache
 def resamples(num_prompts: int, seed: int = 0) -> np.ndarray:
     """How often each prompt is drawn: [resamples, prompts]."""
     return np.random.default_rng(seed).multinomial(num_prompts, np.full(num_prompts, 1 / num_prompts), RESAMPLES).astype(float)

@@ -227,13 +227,9 @@ def where_gaps_lie(answers: Sequence[Walked], own: Mapping[str, Acceptance]) -> 
         return ""
     splits = [of_category(name) for name in sorted({answer.category for answer in answers if answer.category})]
     for cut in CUTS:
-        name = f"of up to {cut} tokens"
-        splits.append(
-            Split("answer", lambda a, _, cut=cut: a.answer_tokens <= cut, f"in answers {name}", f"in longer answers than {cut} tokens")
-        )
-        splits.append(
-            Split("prompt", lambda a, _, cut=cut: a.prompt_tokens <= cut, f"behind prompts {name}", f"behind longer prompts than {cut}")
-        )
+        short, long = f"of up to {cut} tokens", f"of more than {cut} tokens"
+        splits.append(Split("answer", lambda a, _, cut=cut: a.answer_tokens <= cut, f"in answers {short}", f"in answers {long}"))
+        splits.append(Split("prompt", lambda a, _, cut=cut: a.prompt_tokens <= cut, f"behind prompts {short}", f"behind prompts {long}"))
     sentences: list[tuple[float, str]] = []
     for split in splits:
         for inside, where in ((True, split.name), (False, split.other)):
@@ -241,7 +237,8 @@ def where_gaps_lie(answers: Sequence[Walked], own: Mapping[str, Acceptance]) -> 
             rest = [answer for answer in answers if split.inside(answer, Round(1, 0)) is not inside]
             here, there = gap_of(part, own, 2 * len(splits)), gap_of(rest, own, 2 * len(splits))
             if here is not None and there is not None and here.sure and not there.sure and abs(there.value) < abs(here.value) / 2:
-                text = f"the gap lies {where}: accept_len is {here.a:.2f} replayed and {here.b:.2f} served there, {there.a:.2f} and {there.b:.2f} elsewhere"
+                both = f"{here.a:.2f} replayed and {here.b:.2f} served there, {there.a:.2f} and {there.b:.2f} elsewhere"
+                text = f"the gap lies {where}: accept_len is {both}"
                 sentences.append((here.strength, text))
     return max(sentences, default=(0.0, ""))[1]
 

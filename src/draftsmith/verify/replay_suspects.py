@@ -23,8 +23,7 @@ from draftsmith.verify.replay import rounds_of
 from draftsmith.verify.sequences import Answer
 
 MOST_PERMUTED = 3  # taps of which every order is tried
-NEAR = 0.03  # share of rounds by which a survival may be off, besides the noise of the count
-CLEARLY = 2.0  # the straight wiring and any other suspect must be so many times further away
+NEAR = 0.02  # largest gap of a survival that rounding leaves on the same tokens (bfloat16 flips a draft now and then)
 
 
 @dataclass(frozen=True)
@@ -85,11 +84,6 @@ def distance(predicted: Acceptance, served: Acceptance) -> float:
     return max(abs(a - b) for a, b in zip(predicted.survival, served.survival, strict=True))
 
 
-def noise(served: Acceptance) -> float:
-    """What the count alone may be off by: two deviations of a share near one half."""
-    return float(served.rounds**-0.5)
-
-
 @torch.inference_mode()
 def accuse(
     drafter: Eagle3Drafter, target: Target, answers: Sequence[Answer], rows: Sequence[Sequence[int]], served: Acceptance, talk: Talk
@@ -108,18 +102,11 @@ def accuse(
     return sorted(fits, key=lambda fit: fit.distance)
 
 
-def named(fits: Sequence[Fit], served: Acceptance) -> Fit | None:
-    """The one suspect that gives what was served, if there is exactly one and the straight wiring does not."""
-    best, limit = fits[0], NEAR + noise(served)
-    straight = next(fit for fit in fits if fit.suspect.says == "as trained")
-    if best is straight or best.distance > limit or straight.distance < CLEARLY * max(best.distance, limit / 2):
-        return None
-    other = min((fit.distance for fit in fits[1:]), default=1.0)
-    return best if other > CLEARLY * best.distance and other > best.distance + noise(served) / 2 else None
+def fitting(fits: Sequence[Fit]) -> list[Fit]:
+    """The suspects that give what was served, nearest first; none when the straight wiring is not clearly off."""
+    return [fit for fit in fits if fit.distance <= NEAR] if straight(fits).distance > 2 * NEAR else []
 
 
-def alike(fits: Sequence[Fit], served: Acceptance) -> list[Fit]:
-    """The suspects that give about what was served, when no single one can be told."""
-    limit = NEAR + noise(served)
-    straight = next(fit for fit in fits if fit.suspect.says == "as trained")
-    return [] if straight.distance <= limit else [fit for fit in fits if fit.distance <= limit and fit is not straight]
+def straight(fits: Sequence[Fit]) -> Fit:
+    """The wiring that training had."""
+    return next(fit for fit in fits if fit.suspect.says == "as trained")

@@ -14,7 +14,7 @@ from draftsmith.verify.replay import Replay
 from draftsmith.verify.replay_bootstrap import Difference
 from draftsmith.verify.replay_causes import Cause, Trained, causes, falling, where_drafts_part
 from draftsmith.verify.replay_figures import Walked
-from draftsmith.verify.replay_suspects import Fit, alike, named
+from draftsmith.verify.replay_suspects import Fit, fitting, straight
 
 LARGEST_GAP = 0.05  # of accept_len, replayed against served
 TRAINED_GAP = 0.01  # of accept_len and of each share: the export rounds the weights that the trainer measured
@@ -48,21 +48,12 @@ def served_findings(label: str, replay: Replay, fits: Sequence[Fit], lies: str =
             continue
         said = [where_drafts_part(replay.predicted, replay.served), lies]
         fix = LOOK
-        if fits and (best := named(fits, replay.served)) is not None:
-            said.append(
-                f"what was served is what this drafter reaches when {best.suspect.says} "
-                f"(boundaries {list(best.suspect.taps)}: accept_len {best.predicted.accept_len:.3f})"
-            )
+        if found := fitting(fits) if fits else []:
+            ways = ", or when ".join(f"{fit.suspect.says} (accept_len {fit.predicted.accept_len:.3f})" for fit in found[:3])
+            said.append(f"what was served is what this drafter reaches when {ways}")
             fix = f"make the engine pass boundaries {list(straight(fits).suspect.taps)}; {LOOK}"
-        elif fits and (several := alike(fits, replay.served)):
-            said.append("about what was served is reached when " + ", or when ".join(fit.suspect.says for fit in several[:3]))
-        if text := "; ".join(filter(None, said)):
-            findings[place] = replace(finding, evidence=f"{finding.evidence}; {text}", fix=fix)
+        findings[place] = replace(finding, evidence="; ".join(filter(None, [finding.evidence, *said])), fix=fix)
     return findings
-
-
-def straight(fits: Sequence[Fit]) -> Fit:
-    return next(fit for fit in fits if fit.suspect.says == "as trained")
 
 
 def population_finding(heldout: Difference, explained: Sequence[str]) -> list[Finding]:
@@ -127,12 +118,8 @@ def lines(result: Mapping[str, Any]) -> list[str]:
     if rows := result["rows"]:
         forced, walked = rows["figures"]["teacher_forced"], rows["figures"]["walked"]
         found.append(f"rows: {rows['source']}, {rows['samples']} samples; top-1 by depth {shares(rows['figures']['top1'])}")
-        found.append(
-            f"every row a round: accept_len {forced['accept_len']:.3f}, survival {shares(forced['survival'])}, {forced['rounds']} rounds"
-        )
-        found.append(
-            f"as an engine walks: accept_len {walked['accept_len']:.3f}, survival {shares(walked['survival'])}, {walked['rounds']} rounds"
-        )
+        for name, part in (("every row a round", forced), ("as an engine walks", walked)):
+            found.append(f"{name}: accept_len {part['accept_len']:.3f}, survival {shares(part['survival'])}, {part['rounds']} rounds")
     if trained := result["trained"]:
         found.append(f"training said {trained['accept_len']:.3f} of the same rows ({100 * result['trained_gap']:+.2f} %)")
     if served := result["served"]:
