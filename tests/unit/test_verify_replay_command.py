@@ -84,9 +84,9 @@ def test_swapped_taps_are_a_gap_and_are_named(world: World, copy: Path, capsys: 
     assert result["trained_gap"] == 0.0, "training and export still agree"
     straight = next(fit for fit in result["served"]["suspects"] if fit["says"] == "as trained")
     guilty = next(fit for fit in result["served"]["suspects"] if fit["taps"] == [TAPS[2], TAPS[1], TAPS[0]])
-    assert guilty["distance"] == 0.0 and straight["distance"] > 0.05, result["served"]["suspects"]
+    assert guilty["distance"] == 0.0 and straight["distance"] > 0.04, result["served"]["suspects"]
     said = capsys.readouterr().out
-    assert "draft 1 is right in" in said and "disagreement: DS80" in said
+    assert "disagreement: DS80" in said and "what was served is what this drafter reaches when the taps come in the order" in said
     assert f"order {[TAPS[2], TAPS[1], TAPS[0]]}" in said, said
 
 
@@ -229,9 +229,9 @@ def test_a_served_temperature_is_explained_and_the_walk_over_sampled_text_is_exa
     """An engine that samples: the text's tokens are drawn, a draft is accepted when it is the token drawn."""
     drawn = torch.Generator().manual_seed(5)
     rows = []
-    for sample in world.heldout:
+    for sample in world.heldout[:10]:
         prompt = sample.token_ids_T[: sample.num_prompt_tokens].tolist()
-        tokens, rounds = sampling_server(world, prompt, 14, 1.2, drawn)
+        tokens, rounds = sampling_server(world, prompt, 12, 1.2, drawn)
         counts = Acceptance.from_rounds(rounds, DEPTH)
         rows.append(
             {"id": sample.id, "token_ids": tokens, "finish_reason": "length", "rounds": counts.rounds, "reached": list(counts.reached)}

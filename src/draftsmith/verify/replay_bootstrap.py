@@ -88,8 +88,8 @@ def compare(a: Counts, b: Counts, comparisons: int = 1, confidence: float = 0.99
     return interval(a.accept_len, b.accept_len, found_R, min(a.prompts, b.prompts), 1 - (1 - confidence) / comparisons)
 
 
-def compare_apart(a: Counts, b: Counts, comparisons: int = 1, confidence: float = 0.99) -> Difference:
-    """Two sets of prompts that have nothing to do with each other."""
+def compare_apart(a: Counts, b: Counts, comparisons: int = 1, confidence: float = 0.999) -> Difference:
+    """Two sets of prompts that have nothing to do with each other. Stricter, since an error hangs on it."""
     found_R = a.resampled(resamples(len(a.rounds_P), 1)) - b.resampled(resamples(len(b.rounds_P), 2))
     return interval(a.accept_len, b.accept_len, found_R, min(a.prompts, b.prompts), 1 - (1 - confidence) / comparisons)
 

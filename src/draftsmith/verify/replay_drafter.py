@@ -65,7 +65,13 @@ def taps_of(config: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
     return tuple(int(boundary) for boundary in said)
 
 
-def refusals(folder: Folder, target: Target) -> Iterator[str]:
+def check_network(folder: Folder, vocab_size: int) -> None:
+    """Raises CheckFailed with every reason why our reference does not compute this network. vocab_size: the target's."""
+    if reasons := list(refusals(folder, vocab_size)):
+        raise CheckFailed(f"{folder.path} cannot be replayed: {'; '.join(reasons)}", hint="`verify wiring` and a bench say what it does")
+
+
+def refusals(folder: Folder, vocab_size: int) -> Iterator[str]:
     """Why our reference does not compute this network, one reason after the other."""
     config, names = folder.config, folder.tensors
     architecture = str((config.get("architectures") or ["absent"])[0])
@@ -94,8 +100,8 @@ def refusals(folder: Folder, target: Target) -> Iterator[str]:
         yield "its queries and keys are normed"
     if biases := sorted(name for name in names if name.endswith(".bias")):
         yield f"it has biases ({biases[0]})"
-    if (vocabulary := config.get("vocab_size")) not in (None, target.config.vocab_size):
-        yield f"its vocabulary has {vocabulary} tokens, the target's {target.config.vocab_size}"
+    if (vocabulary := config.get("vocab_size")) not in (None, vocab_size):
+        yield f"its vocabulary has {vocabulary} tokens, the target's {vocab_size}"
 
 
 def rope_type(config: Mapping[str, Any]) -> str:
@@ -109,9 +115,7 @@ def rope_type(config: Mapping[str, Any]) -> str:
 
 def load_plain(folder: Folder, target: Target, taps: Sequence[int], dtype: torch.dtype = torch.float32) -> Eagle3Drafter:
     """The drafter, with its own embedding if it has one, else the target's. Raises CheckFailed with every reason why it cannot be."""
-    reasons = list(refusals(folder, target))
-    if reasons:
-        raise CheckFailed(f"{folder.path} cannot be replayed: {'; '.join(reasons)}", hint="`verify wiring` and a bench say what it does")
+    check_network(folder, target.config.vocab_size)
     tensors = dict(folder.tensors)
     embedding_VD = tensors.pop(EMBEDDING, None)
     try:

@@ -18,7 +18,7 @@ from draftsmith.models.text_config import read_text_config
 from draftsmith.samples import read_samples
 from draftsmith.verify.replay_beside import Beside, look
 from draftsmith.verify.replay_causes import by_group
-from draftsmith.verify.replay_drafter import Folder, load_plain, taps_of
+from draftsmith.verify.replay_drafter import Folder, check_network, load_plain, taps_of
 from draftsmith.verify.replay_figures import Hits, Walked, all_hits, figures, teacher_forced, walked
 from draftsmith.verify.replay_rows import Rows, from_file, from_store, trained_acceptance, what_training_saw
 from draftsmith.verify.replay_served import Asking, Told, ask, from_bench, from_verify
@@ -64,9 +64,11 @@ class Sources:
 def run(subject: Subject, sources: Sources, out: Path, talk: Talk) -> tuple[dict[str, Any], list[str], int]:
     """(content of replay.json, lines for people, exit code 0, 3 or 4). Raises DraftsmithError when something cannot be replayed at all."""
     folder = Folder.open(subject.folder)
-    taps = taps_of(folder.config, int(read_text_config(subject.target)["num_hidden_layers"]))
+    text = read_text_config(subject.target)
+    check_network(folder, int(text["vocab_size"]))
+    taps = taps_of(folder.config, int(text["num_hidden_layers"]))
     target = load_target(subject.target, taps, TORCH_DTYPES[subject.dtype], subject.trust_remote_code)
-    drafter = load_plain(folder, target, taps)  # float32, as the trainer's; refuses before the long work begins
+    drafter = load_plain(folder, target, taps)  # float32, as the trainer's
     rows = find_rows(sources, target, talk)
     told = find_served(subject, sources, rows, out, talk)
     result: dict[str, Any] = {"drafter": subject.name, "target": str(subject.target), "taps": list(taps), "depth": subject.depth}
