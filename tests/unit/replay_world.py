@@ -113,10 +113,10 @@ def write_replies(path: Path, rows: Sequence[dict[str, Any]], **head: Any) -> Pa
 class World:
     """root/target and root/run with data, capture, train, export and verify, all in float32."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, served: bool = True) -> None:
         self.root, self.run = root, root / "run"
         self.target = make_target(save_target(root / "target"))
-        self.drafter = teach(make_drafter(self.target), self.target, steps=250)
+        self.drafter = teach(make_drafter(self.target), self.target, steps=120)
         rows = prompts(HELDOUT + TRAIN, seed=8)
         whole = texts(self.target, rows)
         self.heldout = stored(self.target, rows[:HELDOUT], whole[:HELDOUT], "h")
@@ -130,6 +130,8 @@ class World:
         (self.run / "train").mkdir()
         Manifest("train", {}, {}, {}, {"heldout": self.trained.as_dict()}).write(self.run / "train")
         write_drafter(self.run / "export", self.drafter, TAPS, self.target.config, "float32")
+        if not served:
+            return
         self.replies = served_rows(self.target, self.drafter, self.heldout, lambda features_TF: features_TF)
         write_replies(self.run / "verify" / "float32-speculative.jsonl", self.replies)
 

@@ -12,10 +12,12 @@ import pytest
 import torch
 from replay_world import DEPTH, HELDOUT, World, served_rows, total, write_replies
 from safetensors.torch import load_file, save_file
+from test_verify_replay_served import fake_server
 from torch import Tensor
-from verify_world import EOS, TAPS, VOCAB
+from verify_world import EOS, TAPS, VOCAB, serve
 
 from draftsmith import cli
+from draftsmith.job import Talk
 from draftsmith.metrics import Acceptance
 from draftsmith.models.target import Target
 from draftsmith.verify.reference import continued
@@ -185,6 +187,19 @@ def bos_row(row: dict[str, Any], sample: Any) -> dict[str, Any]:
     return {**row, "prompt_token_ids": prompt, "prompt_tokens": len(prompt)}
 
 
+def test_a_running_server_is_asked_and_agrees(world: World, copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def answer(body: dict[str, Any]) -> tuple[list[int], list[int]]:
+        return serve(world.target, world.drafter, body["prompt"], body["max_tokens"], DEPTH)
+
+    with fake_server(answer, DEPTH) as (url, _):
+        code, result = replay(world, copy, "--url", url, "--output-tokens", "8", "--prompts", "8")
+    both = result["served"]["replay"]
+    assert code == 0 and both["prompts"] == 8 and both["predicted"] == both["served"], capsys.readouterr().out
+    assert both["served"]["rounds"] > 20
+    code, again = replay(world, copy, "--served", copy / "replay" / "served.jsonl")
+    assert code == 0 and again["served"]["replay"] == both, "what was asked is kept"
+
+
 # --- temperature -----------------------------------------------------------------------------------------------------
 
 
@@ -218,7 +233,7 @@ def test_expected_acceptance_is_what_an_engine_that_samples_accepts(world: World
         accepted += int(coins.cumprod(1).sum())
         firsts += int(coins[:, 0].sum())
         rows += trials
-    found = sampled(drafter, world.target, [sample], DEPTH, heat)
+    found = sampled(drafter, world.target, [sample], DEPTH, heat, Talk(quiet=True))
     assert found is not None
     mean = 1 + accepted / rows
     assert found.accept_len[1] - 0.03 <= mean <= found.accept_len[2] + 0.03, (found.accept_len, mean)

@@ -26,7 +26,7 @@ KEY = "eagle_aux_hidden_state_layer_ids"
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return World(tmp_path_factory.mktemp("world"))
+    return World(tmp_path_factory.mktemp("world"), served=False)
 
 
 def without_ours(config: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,6 +20,7 @@ from draftsmith.verify.replay_served import Asking, ask, from_bench, from_file, 
 
 PROMPTS = {name: Prompt(name, tokens, category) for name, tokens, category in (("a", (1, 2), "code"), ("b", (3, 4, 5), "prose"))}
 QUIET = Talk(quiet=True)
+LOCK = threading.Lock()  # requests come at once, and each is a thread
 
 
 def reply(name: str, tokens: int, **more: Any) -> dict[str, Any]:
@@ -83,8 +85,14 @@ def test_a_bench_gives_the_cells_of_its_sound_speculative_launches_whose_prompts
 # --- a server that runs ----------------------------------------------------------------------------------------------
 
 
+def two_rounds(_body: dict[str, Any]) -> tuple[list[int], list[int]]:
+    """(tokens, accepted drafts of each round) of a request."""
+    return [7, 8, 9, 10], [1, 0]
+
+
 class Fake(BaseHTTPRequestHandler):
-    """vLLM's pages: two rounds and one accepted draft a request. `others`: tokens of other clients. `speculates`: has counters of it."""
+    """vLLM's pages; it has counted before. state: `serve` makes the answer; `others`: tokens of other clients at each request;
+    `speculates`: it has counters of that; `reached`: rounds that accepted at least so many drafts."""
 
     state: ClassVar[dict[str, Any]] = {}
 
@@ -106,8 +114,9 @@ class Fake(BaseHTTPRequestHandler):
             lines = [f"vllm:generation_tokens_total {100 + state['tokens']}"]
             if state["speculates"]:
                 lines += [f"vllm:spec_decode_num_drafts_total {50 + state['rounds']}"]
-                lines += [f"vllm:spec_decode_num_accepted_tokens_total {20 + state['accepted']}"]
-                for position, count in enumerate((20 + state["accepted"], 0)):
+                lines += [f"vllm:spec_decode_num_accepted_tokens_total {20 + sum(state['reached'])}"]
+                for position, count in enumerate(state["reached"]):
+                    count += 20 if position == 0 else 0
                     lines.append(f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="{position}"}} {count}')
             self.answer("\n".join(lines) + "\n", "text/plain")
         else:
@@ -117,23 +126,34 @@ class Fake(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         state = self.state
         state["bodies"].append(body)
-        state["tokens"] += 4 + state["others"]
-        state["rounds"] += 2
-        state["accepted"] += 1
-        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": 4}
-        choice = {"text": "", "token_ids": [7, 8, 9, 10], "finish_reason": "length"}
+        with LOCK:
+            tokens, rounds = state["serve"](body)
+            state["tokens"] += len(tokens) + state["others"]
+            state["rounds"] += len(rounds)
+            state["reached"] = [count + sum(n > i for n in rounds) for i, count in enumerate(state["reached"])]
+        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": len(tokens)}
+        choice = {"text": "", "token_ids": tokens, "finish_reason": "length"}
         self.answer(json.dumps({"choices": [choice], "usage": usage}))
+
+
+@contextmanager
+def fake_server(serve: Callable[[dict[str, Any]], tuple[list[int], list[int]]], depth: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(url, state)."""
+    Fake.state = {"serve": serve, "tokens": 0, "rounds": 0, "reached": [0] * depth, "others": 0, "speculates": True, "bodies": []}
+    running = ThreadingHTTPServer(("127.0.0.1", 0), Fake)
+    thread = threading.Thread(target=running.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{running.server_port}", Fake.state
+    finally:
+        running.shutdown()
+        running.server_close()
 
 
 @pytest.fixture
 def server() -> Iterator[tuple[str, dict[str, Any]]]:
-    Fake.state = {"tokens": 0, "rounds": 0, "accepted": 0, "others": 0, "speculates": True, "bodies": []}
-    running = ThreadingHTTPServer(("127.0.0.1", 0), Fake)
-    thread = threading.Thread(target=running.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{running.server_port}", Fake.state
-    running.shutdown()
-    running.server_close()
+    with fake_server(two_rounds, depth=2) as found:
+        yield found
 
 
 def test_a_running_server_is_asked_and_its_counters_are_a_difference(server: tuple[str, dict[str, Any]], tmp_path: Path) -> None:

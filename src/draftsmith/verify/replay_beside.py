@@ -39,7 +39,8 @@ from draftsmith.verify.sequences import Answer
 
 @dataclass(frozen=True)
 class Beside:
-    """What the served answers are held against. heldout: the rows' own walks; empty without rows."""
+    """What the served answers are held against. heldout: the rows' own walks; empty without rows. of_training: the rows are of the run
+    that trained this drafter."""
 
     depth: int
     dtype: str
@@ -47,13 +48,14 @@ class Beside:
     trained: Trained
     rows: Rows | None
     heldout: list[Walked]
+    of_training: bool
 
 
-def look(
-    beside: Beside, told: Told, drafter: Eagle3Drafter, served: Eagle3Drafter, talk: Talk, is_training: bool
-) -> tuple[dict[str, Any], list[Finding]]:
-    """(the parts of replay.json, findings). drafter: float32; served: the same in the dtype that is served. is_training: the rows are a
-    training run's. Raises InvalidMeasurement without counters."""
+def look(beside: Beside, told: Told, drafter: Eagle3Drafter, served: Eagle3Drafter, talk: Talk) -> tuple[dict[str, Any], list[Finding]]:
+    """(the parts of replay.json, findings). drafter: float32; served: the same in the dtype that is served.
+
+    Raises InvalidMeasurement without counters.
+    """
     if told.acceptance is None:
         left = f", {told.left_out} replies have prompts that are not known" if told.left_out else ""
         hint = "a first line with `acceptance`, or rounds and reached in each reply"
@@ -69,9 +71,9 @@ def look(
         fits = accuse(served, beside.target, told.answers, rows, told.acceptance, talk)
     heat = None
     if told.temperature and beside.rows is not None:
-        heat = sampled(drafter, beside.target, beside.rows.samples, beside.depth, told.temperature)
+        heat = sampled(drafter, beside.target, beside.rows.samples, beside.depth, told.temperature, talk)
     findings = served_findings(f"{told.source}, {beside.dtype}", replayed, fits, where_gaps_lie(answers, told.own) if fits else "")
-    findings += explain(beside, told, answers, heat, is_training)
+    findings += explain(beside, told, answers, heat)
     found = {
         "source": told.source,
         "dtype": beside.dtype,
@@ -103,16 +105,16 @@ def replay(
     return [row for row, _ in pairs], [rounds for _, rounds in pairs]
 
 
-def explain(beside: Beside, told: Told, answers: Sequence[Walked], heat: Sampled | None, is_training: bool) -> list[Finding]:
+def explain(beside: Beside, told: Told, answers: Sequence[Walked], heat: Sampled | None) -> list[Finding]:
     """Why the served answers are accepted otherwise than the held-out ones, if they are; else where acceptance is low."""
-    training = [prompt.token_ids for prompt in beside.rows.prompts.values()] if beside.rows is not None and is_training else []
+    training = [prompt.token_ids for prompt in beside.rows.prompts.values()] if beside.rows is not None and beside.of_training else []
     renderer = renderer_of(beside.target)
     template = frame_of_template(renderer) if renderer is not None and renderer.tokenizer.chat_template else None
     frame = expected_frame(template, training)
     decode = renderer.tokenizer.decode if renderer is not None else str
     framed = shift(frame, [answer.prompt for answer in told.answers], lambda ids: decode(list(ids))) if frame is not None else ""
     hot = heat.sentence() if heat else ""
-    heldout = like(beside.heldout, answers)
+    heldout = like(beside.heldout, answers) if beside.of_training else []
     findings = heat_finding(hot) + frame_finding(framed)
     found = causes(answers, beside.trained, heldout)
     gap: list[Finding] = []

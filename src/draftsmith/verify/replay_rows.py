@@ -137,16 +137,16 @@ def trained_acceptance(train: Path) -> Acceptance | None:
     return Acceptance.from_dict(manifest.summary["heldout"]) if manifest is not None and "heldout" in manifest.summary else None
 
 
-def what_training_saw(store: Path | None, run: Path | None) -> Trained:
+def what_training_saw(run: Path) -> Trained:
     """Longest conversation, answer and prompt of the training split, from the shards' offsets alone; the drafts that training unrolled."""
-    heldout = trained_acceptance(run / "train") if run is not None else None
+    heldout = trained_acceptance(run / "train")
     depth = heldout.depth if heldout is not None else None
-    index = Index.read(store) if store is not None else None
+    index = Index.read(run / "capture")
     lengths: list[int] = []
     prompts: list[int] = []
     for shard in index.shards if index is not None else ():
-        if shard.split == "train" and store is not None:
-            with safe_open(str(store / shard.file), "pt") as file:
+        if shard.split == "train":
+            with safe_open(str(run / "capture" / shard.file), "pt") as file:
                 lengths += file.get_tensor("offsets").diff().tolist()
             prompts += shard.num_prompt_tokens
     if not lengths:

@@ -17,7 +17,7 @@ from draftsmith.models.target import Target, load_target
 from draftsmith.models.text_config import read_text_config
 from draftsmith.samples import read_samples
 from draftsmith.verify.replay_beside import Beside, look
-from draftsmith.verify.replay_causes import by_group
+from draftsmith.verify.replay_causes import Trained, by_group
 from draftsmith.verify.replay_drafter import Folder, check_network, load_plain, taps_of
 from draftsmith.verify.replay_figures import Hits, Walked, all_hits, figures, teacher_forced, walked
 from draftsmith.verify.replay_rows import Rows, from_file, from_store, trained_acceptance, what_training_saw
@@ -74,14 +74,15 @@ def run(subject: Subject, sources: Sources, out: Path, talk: Talk) -> tuple[dict
     result: dict[str, Any] = {"drafter": subject.name, "target": str(subject.target), "taps": list(taps), "depth": subject.depth}
     heldout, findings = alone(subject, sources, rows, drafter, talk, result)
     result |= {"served": None, "sampled": None}
-    beside = Beside(subject.depth, subject.dtype, target, what_training_saw(sources.store, sources.run), rows, heldout)
+    trained = what_training_saw(sources.run) if sources.run is not None and subject.own else Trained()
+    beside = Beside(subject.depth, subject.dtype, target, trained, rows, heldout, subject.own and sources.rows is None)
     if told is not None:
         served = load_plain(folder, target, taps, TORCH_DTYPES[subject.dtype])
-        found, more = look(beside, told, drafter, served, talk, is_training=sources.store is not None)
+        found, more = look(beside, told, drafter, served, talk)
         result |= found
         findings += more
     elif rows is not None:
-        findings += local_findings(heldout, subject.depth, beside.trained, "rows")
+        findings += local_findings(heldout, subject.depth, trained, "rows")
     result["findings"] = [finding.as_dict() for finding in findings]
     result["verdict"] = verdict(result, findings)
     atomic_write_json(out / "replay.json", result)

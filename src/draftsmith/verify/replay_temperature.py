@@ -9,6 +9,7 @@ Source: Leviathan et al. (arXiv 2211.17192), section 2.3. Suffixes: A rows, K dr
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftsmith.job import Talk
 from draftsmith.models.eagle3 import Eagle3Drafter
 from draftsmith.models.target import Target
 from draftsmith.store import StoredSample
@@ -79,8 +81,11 @@ def draft_probabilities(
     return probability_TV[before_AK, draft_AK], draft_AK == sample.token_ids_T[before_AK + 1]
 
 
-def sampled(drafter: Eagle3Drafter, target: Target, samples: Sequence[StoredSample], depth: int, temperature: float) -> Sampled | None:
+def sampled(
+    drafter: Eagle3Drafter, target: Target, samples: Sequence[StoredSample], depth: int, temperature: float, talk: Talk
+) -> Sampled | None:
     """Over all held-out rows; None when there are none."""
+    started = time.monotonic()
     rows, first_greedy, first_sampled, greedy, least, most = [], [], [], [], [], []
     for sample in samples:
         probability_AK, hit_AK = draft_probabilities(drafter, target, sample, depth, temperature)
@@ -92,6 +97,7 @@ def sampled(drafter: Eagle3Drafter, target: Target, samples: Sequence[StoredSamp
         greedy.append(float(hit_AK.cumprod(1).sum()))
         least.append(float(low_A.sum()))
         most.append(float(high_A.sum()))
+        talk.progress("replay: at the temperature", len(rows), len(samples), started)
     count = sum(rows)
     if not count:
         return None
