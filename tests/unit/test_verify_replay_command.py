@@ -56,7 +56,7 @@ def test_a_sound_run_agrees_number_by_number(world: World, copy: Path, capsys: p
     assert result["trained"] == result["replayed_as_trained"] == world.trained.as_dict() and result["trained_gap"] == 0.0
     both = result["served"]["replay"]
     assert both["predicted"] == both["served"] == total(world.replies).as_dict() and both["prompts"] == HELDOUT
-    assert result["served"]["source"] == "float32-speculative.jsonl" and result["served"]["left_out"] == 0
+    assert result["served"]["source"] == "verify" and result["served"]["left_out"] == 0
     assert said.splitlines()[-2] == "agreement: the drafter alone reaches what training measured and what was served"
     assert set(result["rows"]["by_category"]) == {"code", "prose"}
 
@@ -185,6 +185,16 @@ def test_prompts_that_lost_their_first_token_are_named(world: World, copy: Path,
 def bos_row(row: dict[str, Any], sample: Any) -> dict[str, Any]:
     prompt = sample.token_ids_T[: sample.num_prompt_tokens].tolist()
     return {**row, "prompt_token_ids": prompt, "prompt_tokens": len(prompt)}
+
+
+def test_answers_shorter_than_a_round_and_servers_that_drafted_nothing(world: World, copy: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"prompt_token_ids": [3, 4], "token_ids": [5, 6, 7]}) + "\n")
+    assert replay(world, copy, "--rows", rows) == (3, {}), "nothing is written when nothing can be said"
+    silent = [{**row, "rounds": 0, "reached": [0] * DEPTH} for row in world.replies]
+    code, result = replay(world, copy, "--served", write_replies(tmp_path / "silent.jsonl", silent))
+    assert code == 4 and codes(result) == ["DS803"]
+    assert result["served"]["replay"]["gap"] is None and "NaN" not in (copy / "replay" / "replay.json").read_text()
 
 
 def test_a_running_server_is_asked_and_agrees(world: World, copy: Path, capsys: pytest.CaptureFixture[str]) -> None:

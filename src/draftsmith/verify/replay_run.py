@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from draftsmith.errors import EnvironmentFailed
+from draftsmith.errors import EnvironmentFailed, InvalidMeasurement
 from draftsmith.findings import Finding, errors
 from draftsmith.job import Talk
 from draftsmith.manifest import atomic_write_json
@@ -85,15 +86,28 @@ def run(subject: Subject, sources: Sources, out: Path, talk: Talk) -> tuple[dict
         findings += local_findings(heldout, subject.depth, trained, "rows")
     result["findings"] = [finding.as_dict() for finding in findings]
     result["verdict"] = verdict(result, findings)
+    told_lines, result = lines(result), finite(result)
     atomic_write_json(out / "replay.json", result)
     code = 4 if errors(findings) else 0 if result["trained"] or result["served"] else 3
-    return result, [*lines(result), f"written: {out / 'replay.json'}"], code
+    return result, [*told_lines, f"written: {out / 'replay.json'}"], code
+
+
+def finite(content: Any) -> Any:
+    """The same with None for what is no number, or has no bound: JSON knows neither."""
+    if isinstance(content, dict):
+        return {name: finite(value) for name, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 def alone(
     subject: Subject, sources: Sources, rows: Rows | None, drafter: Eagle3Drafter, talk: Talk, result: dict[str, Any]
 ) -> tuple[list[Walked], list[Finding]]:
-    """The drafter on the rows, beside training's figure where these are its rows. Fills `rows` and `trained` of the result."""
+    """The drafter on the rows, beside training's figure where these are its rows. Fills `rows` and `trained` of the result.
+
+    Raises InvalidMeasurement when no row has as many tokens as a round.
+    """
     result |= {"rows": None, "trained": None, "replayed_as_trained": None, "trained_gap": None}
     if rows is None:
         return [], []
@@ -101,12 +115,16 @@ def alone(
     trained = trained_acceptance(sources.run / "train") if sources.run is not None and own_rows else None
     hits = all_hits(drafter, rows.samples, max(subject.depth, trained.depth if trained else 1), talk)
     shallow = [Hits(one.sample, one.row_A, one.hit_AK[:, : subject.depth], one.there_AK[:, : subject.depth]) for one in hits]
+    found = figures(shallow, subject.depth)
+    if not found.teacher_forced.rounds:
+        evidence = f"{rows.source}: no answer has the {subject.depth + 1} tokens of a whole round"
+        raise InvalidMeasurement(evidence, hint="longer answers, or --depth 1")
     answers = [walked(one, rows.categories.get(one.sample.id, "")) for one in shallow]
     result["rows"] = {
         "source": rows.source,
         "samples": len(rows.samples),
         "tokens": sum(len(sample.token_ids_T) for sample in rows.samples),
-        "figures": figures(shallow, subject.depth).as_dict(),
+        "figures": found.as_dict(),
         "by_category": by_group(answers),
     }
     if trained is None:

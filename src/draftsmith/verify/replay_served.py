@@ -74,11 +74,11 @@ def told_from(source: str, rows: Sequence[Mapping[str, Any]], prompts: Mapping[s
     return Told(source, tuple(answers), categories, total, heat, own if len(own) == len(answers) else {}, left_out)
 
 
-def from_file(path: Path, prompts: Mapping[str, Prompt], temperature: float) -> Told:
+def from_file(path: Path, prompts: Mapping[str, Prompt], temperature: float, source: str = "") -> Told:
     """A JSONL file of replies. A first line with "acceptance" and no tokens holds the counters (as verify writes it). Raises UsageError."""
     rows = rows_of(path)
     head = rows.pop(0) if rows and "token_ids" not in rows[0] else {}
-    told = told_from(path.name, rows, prompts, head.get("acceptance"), float(head.get("temperature") or temperature))
+    told = told_from(source or path.name, rows, prompts, head.get("acceptance"), float(head.get("temperature") or temperature))
     if not told.answers:
         raise UsageError(f"{path}: no reply whose prompt is known", hint="give each row prompt_token_ids, or the id of a sample of the run")
     return told
@@ -87,7 +87,7 @@ def from_file(path: Path, prompts: Mapping[str, Prompt], temperature: float) -> 
 def from_verify(folder: Path, dtype: str, prompts: Mapping[str, Prompt]) -> Told | None:
     """What the verify stage got from the speculative server in this dtype; None when it is not there."""
     path = folder / f"{dtype}-speculative.jsonl"
-    return from_file(path, prompts, 0.0) if path.is_file() else None
+    return from_file(path, prompts, 0.0, "verify") if path.is_file() else None
 
 
 def from_bench(folder: Path, prompts: Mapping[str, Prompt]) -> Told | None:
