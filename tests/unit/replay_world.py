@@ -26,7 +26,7 @@ from draftsmith.train.batches import collate
 from draftsmith.train.objective import Teacher, acceptance, rollout_steps, target_index
 from draftsmith.verify.reference import continued, features
 
-DEPTH, ANSWER, HELDOUT, TRAIN = 3, 20, 24, 6
+DEPTH, ANSWER, HELDOUT, TRAIN = 3, 20, 20, 6
 CATEGORIES = ("code", "prose")
 
 

@@ -46,9 +46,9 @@ SEEN = Trained(depth=3, tokens=150, answer=128, prompt=40)
 
 
 def test_nothing_is_named_where_nothing_is() -> None:
-    """60 populations without a cause, of prompts that differ: not one sentence, of causes, drafts or another population."""
+    """40 populations without a cause, of prompts that differ: not one sentence, of causes, drafts or another population."""
     said = []
-    for seed in range(60):
+    for seed in range(40):
         here, there = population(even, seed, 24, 180), population(even, seed + 1000, 24, 180, begin="h")
         said += [cause.sentence() for cause in causes(here, SEEN, there)]
         said += [text for text in [falling(here, DEPTH, SEEN)] if text]
