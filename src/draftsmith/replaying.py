@@ -74,10 +74,15 @@ def of_folders(args: argparse.Namespace) -> tuple[Subject, Sources, Path, str]:
 
 
 def sources_of(args: argparse.Namespace, run: Path | None, depth: int) -> Sources:
-    """The options about rows and served replies. Raises UsageError for a file that is not there."""
+    """The options about rows and served replies. Raises UsageError for a file that is not there, or a number that cannot be meant."""
     from draftsmith.verify.replay_run import Sources
     from draftsmith.verify.replay_served import Asking
 
+    for name in ("prompts", "output_tokens", "depth"):
+        if (value := getattr(args, name)) is not None and value < 1:
+            raise UsageError(f"--{name.replace('_', '-')} {value}: expected 1 or more")
+    if args.temperature < 0:
+        raise UsageError(f"--temperature {args.temperature:g}: expected 0 (greedy) or more")
     if args.rows is not None and not args.rows.exists():
         raise UsageError(f"--rows {args.rows} does not exist", hint="a capture store (a folder), or a .jsonl or .parquet file")
     if args.url is not None and args.served is not None:

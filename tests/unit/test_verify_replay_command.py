@@ -197,6 +197,26 @@ def test_answers_shorter_than_a_round_and_servers_that_drafted_nothing(world: Wo
     assert result["served"]["replay"]["gap"] is None and "NaN" not in (copy / "replay" / "replay.json").read_text()
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--target", "X"], "say what to replay"),
+        (["--target", "TARGET", "--drafter", "EXPORT"], "nothing to replay on"),
+        (["--target", "TARGET", "--drafter", "EXPORT", "--served", "bench"], "--served bench is for a recipe's run"),
+        (["RECIPE", "--target", "TARGET"], "a recipe and --target at once"),
+        (["RECIPE", "--rows", "/nowhere"], "--rows /nowhere does not exist"),
+        (["RECIPE", "--url", "localhost:1", "--served", "verify"], "--served and --url at once"),
+        (["RECIPE", "--output-tokens", "4"], "--output-tokens is for a server that is asked"),
+        (["RECIPE", "--prompts", "0"], "--prompts 0: expected 1 or more"),
+        (["RECIPE", "--temperature", "-1"], "--temperature -1: expected 0"),
+    ],
+)
+def test_words_that_cannot_be_meant(world: World, words: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    places = {"RECIPE": str(world.recipe()), "TARGET": str(world.root / "target"), "EXPORT": str(world.run / "export")}
+    code = cli.main(["verify", "replay", *(places.get(word, word) for word in words), "--out", str(tmp_path / "out")])
+    assert code == 2 and says in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
 def test_a_running_server_is_asked_and_agrees(world: World, copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def answer(body: dict[str, Any]) -> tuple[list[int], list[int]]:
         return serve(world.target, world.drafter, body["prompt"], body["max_tokens"], DEPTH)
