@@ -1,12 +1,12 @@
 """A gap between replay and server on the same tokens: which mistake in the wiring would give what was served? Each is replayed.
 
-Needs no look into the engine, so it works for any. Suffixes: T tokens, J boundaries 0..N, H target width, F taps * H.
+Needs no look into the engine, so it works for any. Suffixes: T tokens, J boundaries, H target width, F taps * H.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from typing import Any
@@ -18,7 +18,7 @@ from draftsmith.job import Talk
 from draftsmith.metrics import Acceptance
 from draftsmith.models.eagle3 import Eagle3Drafter
 from draftsmith.models.target import Target
-from draftsmith.verify.reference import features
+from draftsmith.verify.reference import ROWS_PER_BATCH, features
 from draftsmith.verify.replay import rounds_of
 from draftsmith.verify.sequences import Answer
 
@@ -34,9 +34,9 @@ class Suspect:
     taps: tuple[int, ...]
     shift: int = 0  # row p holds the feature of token p + shift
 
-    def features(self, boundaries_TJH: Tensor) -> Tensor:
-        """[T, F] as the engine would pass them."""
-        return boundaries_TJH[:, list(self.taps)].flatten(1).roll(-self.shift, 0)
+    def features(self, states_TJH: Tensor, place: Mapping[int, int]) -> Tensor:
+        """[T, F] as the engine would pass them. place: where each boundary is among J."""
+        return states_TJH[:, [place[tap] for tap in self.taps]].flatten(1).roll(-self.shift, 0)
 
 
 @dataclass(frozen=True)
@@ -90,15 +90,21 @@ def accuse(
 ) -> list[Fit]:
     """Every suspect replayed, nearest first, the straight wiring among them. target: of the drafter's taps; rows: see `rounds_of`."""
     num_layers, dtype = len(target.layers), drafter.fc.weight.dtype
-    everywhere = Target(target.model, range(num_layers + 1))
-    states = [row_TF.unflatten(-1, (num_layers + 1, -1)) for row_TF in features(everywhere, rows)]
     tried = [Suspect("as trained", target.taps), *suspects(target.taps, num_layers)]
-    fits, started = [], time.monotonic()
-    for number, suspect in enumerate(tried, start=1):
-        found = rounds_of(drafter, answers, rows, [suspect.features(state).to(dtype) for state in states], served.depth)
-        predicted = Acceptance.from_rounds((drafts for accepted in found for drafts in accepted), served.depth)
-        fits.append(Fit(suspect, predicted, distance(predicted, served)))
-        talk.progress("replay: other wirings", number, len(tried), started)
+    needed = sorted({tap for suspect in tried for tap in suspect.taps})
+    wide, place = Target(target.model, needed), {tap: number for number, tap in enumerate(needed)}
+    rounds: list[list[int]] = [[] for _ in tried]
+    started = time.monotonic()
+    for start in range(0, len(rows), ROWS_PER_BATCH):
+        part = slice(start, start + ROWS_PER_BATCH)
+        states = [row_TF.unflatten(-1, (len(needed), -1)) for row_TF in features(wide, rows[part])]
+        for number, suspect in enumerate(tried):
+            passed = [suspect.features(state_TJH, place).to(dtype) for state_TJH in states]
+            for accepted in rounds_of(drafter, answers[part], rows[part], passed, served.depth):
+                rounds[number] += accepted
+        talk.progress("replay: other wirings", min(start + ROWS_PER_BATCH, len(rows)), len(rows), started)
+    found = [Acceptance.from_rounds(accepted, served.depth) for accepted in rounds]
+    fits = [Fit(suspect, predicted, distance(predicted, served)) for suspect, predicted in zip(tried, found, strict=True)]
     return sorted(fits, key=lambda fit: fit.distance)
 
 
