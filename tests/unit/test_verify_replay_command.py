@@ -198,6 +198,17 @@ def test_answers_shorter_than_a_round_and_servers_that_drafted_nothing(world: Wo
     assert result["served"]["replay"]["gap"] is None and "NaN" not in (copy / "replay" / "replay.json").read_text()
 
 
+def test_a_server_of_another_depth_is_compared_at_its_own(world: World, copy: Path) -> None:
+    def answer(body: dict[str, Any]) -> tuple[list[int], list[int]]:
+        return serve(world.target, world.drafter, body["prompt"], body["max_tokens"], 2)
+
+    with fake_server(answer, 2) as (url, _):
+        code, result = replay(world, copy, "--url", url, "--output-tokens", "6", "--prompts", "6")
+    both = result["served"]["replay"]
+    assert code == 0 and result["depth"] == 2 and both["predicted"] == both["served"] and len(both["served"]["reached"]) == 2
+    assert len(result["rows"]["figures"]["top1"]) == 2
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

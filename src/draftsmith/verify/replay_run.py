@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,8 @@ def run(subject: Subject, sources: Sources, out: Path, talk: Talk) -> tuple[dict
     drafter = load_plain(folder, target, taps)  # float32, as the trainer's
     rows = find_rows(sources, target, talk)
     told = find_served(subject, sources, rows, out, talk)
+    if told is not None and told.depth is not None:
+        subject = replace(subject, depth=told.depth)  # what is compared is compared at the server's depth
     result: dict[str, Any] = {"drafter": subject.name, "target": str(subject.target), "taps": list(taps), "depth": subject.depth}
     heldout, findings = alone(subject, sources, rows, drafter, talk, result)
     result |= {"served": None, "sampled": None}

@@ -44,7 +44,7 @@ class Sampled:
             return ""
         greedy, low, high = self.accept_len
         taken = f"at temperature {self.temperature:g} the target takes draft 1 with probability {self.first_draft[1]:.2f}"
-        beside = f"greedy decoding takes it in {100 * self.first_draft[0]:.0f} % of the held-out rows"
+        beside = f"greedy decoding takes it in {100 * self.first_draft[0]:.0f} % of the rows"
         return f"{taken}, {beside}: accept_len {greedy:.2f} becomes {low:.2f} to {high:.2f}"
 
 
