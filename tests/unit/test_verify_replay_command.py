@@ -14,13 +14,11 @@ from replay_world import DEPTH, HELDOUT, World, served_rows, total, write_replie
 from safetensors.torch import load_file, save_file
 from test_verify_replay_served import fake_server
 from torch import Tensor
-from verify_world import EOS, TAPS, VOCAB, serve
+from verify_world import TAPS, serve
 
 from draftsmith import cli
 from draftsmith.job import Talk
 from draftsmith.metrics import Acceptance
-from draftsmith.models.target import Target
-from draftsmith.verify.reference import continued
 from draftsmith.verify.replay_drafter import Folder, load_plain
 from draftsmith.verify.replay_temperature import draft_probabilities, expected_accepted, sampled
 
@@ -321,11 +319,3 @@ def sampling_server(world: World, prompt: list[int], most: int, heat: float, gen
                 tokens.append(draw())
             rounds.append(accepted)
     return tokens[len(prompt) :], rounds
-
-
-def test_the_continuation_is_the_targets(world: World) -> None:
-    """What the world's texts are made of."""
-    sample = world.heldout[0]
-    row = sample.token_ids_T[: sample.num_prompt_tokens].tolist()
-    assert continued(world.target, [row], [()], 3)[0] == sample.token_ids_T[: len(row) + 3].tolist()
-    assert 0 <= EOS < VOCAB and isinstance(world.target, Target)
