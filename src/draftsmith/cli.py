@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from draftsmith import __version__, commands, converting, costs, measuring, serving, verifying, watching
+from draftsmith import __version__, commands, converting, costs, measuring, replaying, serving, verifying, watching
 from draftsmith.errors import DraftsmithError, UsageError
 from draftsmith.stages import STAGES
 
@@ -57,7 +57,8 @@ OTHER = {  # command: (what it does, its handler, its argument)
     "target list": ("models that can be fetched, and those that are", commands.list_targets, ""),
 }
 # the commands of the other modules: name: (what it does, its handler, its arguments, how it is called)
-AROUND = serving.COMMANDS | measuring.COMMANDS | costs.COMMANDS | converting.COMMANDS | verifying.COMMANDS | watching.COMMANDS
+MODULES = (serving, measuring, costs, converting, verifying, replaying, watching)
+AROUND = {name: entry for module in MODULES for name, entry in module.COMMANDS.items()}
 SHOW = "print training samples decoded, with the loss mask"
 
 

@@ -229,6 +229,17 @@ def test_the_same_command_again_does_nothing_and_says_the_same(road: Road) -> No
     assert {path: path.stat().st_mtime_ns for path in road.run.rglob("*") if path.is_file() and path.name != ".lock"} == before
 
 
+def test_the_drafter_alone_reaches_what_training_measured_and_what_was_served(road: Road) -> None:
+    """No engine: `verify replay` reads what the road left, and what it says of the served tokens is what the verify stage said."""
+    words = ["verify", "replay", str(RECIPE), "--run-folder", str(road.run), "--json"]
+    done = subprocess.run([sys.executable, "-m", "draftsmith", *words], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(done.stdout)
+    assert result["trained"]["rounds"] == result["replayed_as_trained"]["rounds"] and abs(result["trained_gap"]) <= 0.01
+    mine, stage = result["served"]["replay"], road.read("verify", "verify.json")["replay"]
+    assert mine["served"] == stage["served"] and abs(mine["gap"]) <= 0.05 and abs(mine["gap"] - stage["gap"]) <= 0.02
+
+
 def test_the_cpu_recipe_plans_at_most_twenty_minutes(root: Path, tmp_path: Path) -> None:
     recipe = str(root / "recipes" / "smollm2-cpu.yaml")
     words = ["run", recipe, "--dry-run", "--json", "--run-folder", str(tmp_path / "run")]

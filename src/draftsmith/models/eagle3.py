@@ -35,7 +35,7 @@ class Eagle3Shape:
 
 
 class Eagle3Layer(nn.Module):
-    """The decoder layer. Its residual is the un-normed feature (no `norm_before_residual`, which SGLang does not implement)."""
+    """The decoder layer. Its residual is the un-normed feature, unless `norm_before_residual`, which SGLang does not implement."""
 
     def __init__(self, shape: Eagle3Shape) -> None:
         super().__init__()
@@ -45,6 +45,7 @@ class Eagle3Layer(nn.Module):
         self.self_attn = Projections(2 * D, D, shape.num_heads, shape.num_kv_heads, shape.head_size)
         self.post_attention_layernorm = RMSNorm(D, eps)
         self.mlp = SwiGLU(D, shape.intermediate_size)
+        self.norm_before_residual = False  # true only for a head from elsewhere that was trained so (models/checkpoint.py writes none)
 
     def merge(self, embedding_BTD: Tensor, feature_BTD: Tensor) -> Tensor:
         """[norm(embedding); norm(feature)], the input of q, k and v: [B, T, 2D]."""
@@ -52,7 +53,8 @@ class Eagle3Layer(nn.Module):
 
     def finish(self, feature_BAD: Tensor, attended_BAX: Tensor) -> Tensor:
         """Output projection, residuals and MLP: the row's new state [B, A, D]."""
-        state = feature_BAD + self.self_attn.o_proj(attended_BAX)
+        residual_BAD = self.hidden_norm(feature_BAD) if self.norm_before_residual else feature_BAD
+        state = residual_BAD + self.self_attn.o_proj(attended_BAX)
         return state + self.mlp(self.post_attention_layernorm(state))
 
 

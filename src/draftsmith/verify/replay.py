@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from draftsmith.decode.chain import walk
 from draftsmith.metrics import Acceptance, relative_gap
@@ -46,11 +47,23 @@ def predict(drafter: Eagle3Drafter, target: Target, answers: Sequence[Answer], k
     known: per answer, greedy tokens that are known to follow it (may be short or empty; the target supplies the rest).
     """
     rows = continued(target, [[*answer.prompt, *answer.tokens] for answer in answers], known, depth)
-    rounds: list[int] = []
-    for answer, row, features_TF in zip(answers, rows, features(target, rows), strict=True):
+    found = rounds_of(drafter, answers, rows, features(target, rows), depth)
+    return Acceptance.from_rounds((drafts for accepted in found for drafts in accepted), depth)
+
+
+@torch.inference_mode()
+def rounds_of(
+    drafter: Eagle3Drafter, answers: Sequence[Answer], rows: Sequence[Sequence[int]], features_of: Sequence[Tensor], depth: int
+) -> list[list[int]]:
+    """Accepted drafts of every round that an engine ran for each answer.
+
+    rows: prompt, answer and at least `depth` tokens after it. features_of: [T, F] of each row, in the drafter's dtype.
+    """
+    found = []
+    for answer, row, features_TF in zip(answers, rows, features_of, strict=True):
         accepted = walk(drafter, features_TF, torch.tensor(row), len(answer.prompt), depth)
-        rounds += counted_rounds(accepted, len(answer.tokens))
-    return Acceptance.from_rounds(rounds, depth)
+        found.append(counted_rounds(accepted, len(answer.tokens)))
+    return found
 
 
 @dataclass(frozen=True)
