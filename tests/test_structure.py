@@ -21,7 +21,8 @@ LIBRARIES = {"models", "engines", "decode", "measure"}
 NOUNS = {"errors", "manifest", "metrics", "settings", "job", "samples", "findings", "store", "stages"}
 # what drives the stages; nothing else imports these. `serving` has the commands of servers that outlive a command, `measuring` those
 # around measurements, `costs` those that need no recipe: no stage is run by them.
-FLOW = {"recipe", "keys", "runfolder", "flow", "commands", "serving", "measuring", "costs", "converting", "verifying", "cli", "__main__"}
+DRIVERS = {"recipe", "keys", "runfolder", "flow", "commands", "cli", "__main__"}
+FLOW = DRIVERS | {"serving", "measuring", "costs", "converting", "verifying", "auditing"}
 TOOLS = {"convert"}  # commands outside the road; they import what a stage may import
 MAX_FILE, MAX_FUNCTION, MAX_PARAMETERS = 330, 66, 8
 
