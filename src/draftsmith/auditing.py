@@ -19,7 +19,7 @@ NUMBERS = {  # option: what it is; the defaults stand in verify/lossless_setting
     "output_tokens": "tokens of each greedy answer (default 128)",
     "concurrency": "requests in flight (default 8)",
     "sampled_prompts": "prompts that are sampled (default 8)",
-    "samples": "samples per prompt and server (default 200)",
+    "samples": "samples per prompt and server (default 400)",
     "sampled_tokens": "tokens of each sample (default 6)",
     "long_tokens": "tokens of the long reply, cut at the context (default 2048)",
     "context": "tokens that the servers have room for (default: as they tell)",

@@ -1,14 +1,15 @@
 """Do two servers sample from the same distribution? A permutation test on token counts, and what it would have found. Pure.
 
-For each prompt both servers give many answers of n tokens. Under equality the answers of a prompt may be exchanged between the servers,
-so labels are permuted within prompts: exact, whatever the dependence of tokens inside an answer. The statistic of a place is the
-two-sample chi-square of its counts, added up over the prompts; places are each position, each pair of neighbouring positions (the
-second token given the first), and all positions together. Holm over all places and ways of sampling. Tokens seen fewer than RARE times
-in both together are one class: the pooled counts do not change under permutation, so the test stays exact.
+For each prompt both servers give many answers of n tokens. Under equality two answers to a prompt, one of each server, may be exchanged;
+so the k-th answers of both are a pair, and pairs are exchanged at random: exact, whatever the dependence of tokens inside an answer. The
+statistic of a place is the two-sample chi-square of its counts, added up over the prompts; places are each position, each two
+neighbouring positions, and all positions together. Holm over all places and ways of sampling. Tokens seen fewer than RARE times in both
+together are one class: the pooled counts do not change in an exchange, so the test stays exact.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,17 +18,15 @@ import numpy as np
 from scipy import stats
 
 RARE = 5
-LOOK, SURE = 999, 39_999  # permutations: a first look, and when that gives p < LOOK_P anew with many more
-LOOK_P = 0.05
+LOOK, LOOK_P = 999, 0.01  # exchanges of a first look; when it gives p < LOOK_P, anew with as many as the level needs
 POWER, EXPERIMENTS = 0.8, 200
 SHIFTS = (0.02, 0.03, 0.05, 0.07, 0.1, 0.13, 0.16, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7)  # total variations at which the power is looked up
 END = -1  # after the end of an answer
-CHUNK = 4000  # permutations at a time
 
 
 @dataclass(frozen=True)
 class Place:
-    """One test. p: of the permutation; adjusted: after Holm. total_variation: between the empirical distributions, mean over prompts."""
+    """One test. p: by exchanges; adjusted: after Holm. total_variation: between the empirical distributions, mean over prompts."""
 
     name: str
     p: float
@@ -87,37 +86,28 @@ def place_columns(tokens_SN: np.ndarray) -> dict[str, np.ndarray]:
     return found
 
 
-def chi_square(counts_RK: np.ndarray, totals_K: np.ndarray, share: float) -> np.ndarray:
-    """[R] two-sample chi-squares of the first sample's counts; `share`: its part of all answers."""
-    expected_K = totals_K * share
-    return ((counts_RK - expected_K) ** 2 / (expected_K * (1 - share))).sum(-1)
-
-
 def null_and_seen(
-    places: Sequence[Mapping[str, np.ndarray]], sizes: Sequence[int], number: int, rng: np.random.Generator
+    places: Sequence[Mapping[str, np.ndarray]], number: int, rng: np.random.Generator
 ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-    """(statistics [number] under permutation, the observed one) of each place and of "all tokens", summed over prompts.
+    """(statistics [number] under exchange, the observed one) of each place and of "all tokens", summed over prompts.
 
-    places: per prompt the classes of all answers, those of the first server first; sizes: how many these are.
+    places: per prompt the classes [2 P, K] of all answers, the first server's P first. The chi-square of equally many answers is
+    sum (a - b)^2 / (a + b); an exchange turns the sign of one pair's part in a - b.
     """
     names = list(places[0])
     null = {name: np.zeros(number) for name in names}
     seen = dict.fromkeys(names, 0.0)
-    for columns, size in zip(places, sizes, strict=True):
-        together_SK = np.concatenate(list(columns.values()), axis=1)
+    for columns in places:
+        together = np.concatenate(list(columns.values()), axis=1)
         edges = np.cumsum([0, *(part.shape[1] for part in columns.values())])
-        totals_K, samples = together_SK.sum(0), len(together_SK)
-        observed_K = together_SK[:size].sum(0)
-        for start in range(0, number, CHUNK):
-            rows = min(CHUNK, number - start)
-            order = rng.random((rows, samples), dtype=np.float32).argpartition(size - 1, axis=1)[:, :size]
-            labels = np.zeros((rows, samples), np.float32)
-            np.put_along_axis(labels, order, 1.0, axis=1)
-            counts_RK = labels @ together_SK
-            for name, low, high in zip(names, edges[:-1], edges[1:], strict=True):
-                null[name][start : start + rows] += chi_square(counts_RK[:, low:high], totals_K[low:high], size / samples)
+        pairs = len(together) // 2
+        apart_PK, totals_K = together[:pairs] - together[pairs:], together.sum(0)
+        signs_RP = rng.integers(0, 2, (number, pairs), dtype=np.int8).astype(np.float32) * 2 - 1
+        parts_RK = (signs_RP @ apart_PK) ** 2 / totals_K
+        observed_K = apart_PK.sum(0) ** 2 / totals_K
         for name, low, high in zip(names, edges[:-1], edges[1:], strict=True):
-            seen[name] += float(chi_square(observed_K[None, low:high], totals_K[low:high], size / samples)[0])
+            null[name] += parts_RK[:, low:high].sum(-1)
+            seen[name] += float(observed_K[low:high].sum())
     single = [name for name in names if name.startswith("token ")]
     null["all tokens"] = np.sum([null[name] for name in single], axis=0)
     seen["all tokens"] = sum(seen[name] for name in single)
@@ -125,7 +115,7 @@ def null_and_seen(
 
 
 def p_values(null: Mapping[str, np.ndarray], seen: Mapping[str, float]) -> dict[str, float]:
-    """(1 + permutations at least as large) / (1 + permutations)."""
+    """(1 + exchanges with a statistic at least as large) / (1 + exchanges)."""
     return {name: float((1 + (null[name] >= seen[name] - 1e-6).sum()) / (1 + len(null[name]))) for name in null}
 
 
@@ -150,15 +140,16 @@ def equality_test(
     """first, second: per prompt the tokens [S, N] of either server. ways: how many ways of sampling share alpha."""
     rng = np.random.default_rng(seed)
     length = first[0].shape[1]
+    pairs = [min(len(a), len(b)) for a, b in zip(first, second, strict=True)]
+    first, second = [a[:n] for a, n in zip(first, pairs, strict=True)], [b[:n] for b, n in zip(second, pairs, strict=True)]
     places = [place_columns(np.concatenate([a, b])) for a, b in zip(first, second, strict=True)]
-    sizes = [len(a) for a in first]
-    null, seen = null_and_seen(places, sizes, LOOK, rng)
+    null, seen = null_and_seen(places, LOOK, rng)
     p = p_values(null, seen)
+    level = alpha / (ways * len(p))
     if min(p.values()) < LOOK_P:  # the first look rejects nothing; what does has its own permutations
-        sure, seen = null_and_seen(places, sizes, SURE, rng)
+        sure, seen = null_and_seen(places, math.ceil(2 / level), rng)
         p = p_values(sure, seen)
     adjusted = holm(p)
-    level = alpha / (ways * len(p))
     apart = {
         f"token {n + 1}": float(np.mean([total_variation(a[:, n], b[:, n]) for a, b in zip(first, second, strict=True)]))
         for n in range(length)
@@ -172,9 +163,9 @@ def equality_test(
 
 
 def critical(null: np.ndarray, level: float, prompts: int) -> float:
-    """The (1 - level) quantile of a permuted statistic, by the gamma distribution of its mean and variance.
+    """The (1 - level) quantile of a statistic under exchange, by the gamma distribution of its mean and variance.
 
-    Where every answer has the same token nothing can be permuted; another token in each prompt is then worth one degree of freedom.
+    Where every answer has the same token nothing can be exchanged; another token in each prompt is then worth one degree of freedom.
     """
     mean, variance = float(null.mean()), float(null.var())
     if variance < 1e-9:
@@ -207,16 +198,13 @@ def detectable_shift(
         frequent = counts[counts >= RARE]
         rest = counts[counts < RARE].sum()
         p = np.append(frequent, rest) if rest else frequent
-        pooled.append((p / p.sum(), len(a), len(b)))
+        pooled.append((p / p.sum(), len(a)))
     for amount in SHIFTS:
         statistic = np.zeros(EXPERIMENTS)
-        for p, a, b in pooled:
-            counts_a = rng.multinomial(a, np.append(p, 0.0), EXPERIMENTS)
-            counts_b = rng.multinomial(b, shifted(p, amount), EXPERIMENTS)
-            totals = counts_a + counts_b
-            expected = totals * a / (a + b)
-            parts = np.divide((counts_a - expected) ** 2, expected * (b / (a + b)), out=np.zeros_like(expected), where=expected > 0)
-            statistic += parts.sum(-1)
+        for p, size in pooled:
+            counts_a = rng.multinomial(size, np.append(p, 0.0), EXPERIMENTS)
+            counts_b = rng.multinomial(size, shifted(p, amount), EXPERIMENTS)
+            statistic += ((counts_a - counts_b) ** 2 / np.maximum(counts_a + counts_b, 1)).sum(-1)
         if float((statistic > limit).mean()) >= POWER:
             return amount
     return None

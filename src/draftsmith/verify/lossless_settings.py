@@ -60,7 +60,7 @@ class Audit:
     near_tie: float = 0.5
     alpha: float = 0.001
     sampled_prompts: int = 8
-    samples: int = 200
+    samples: int = 400
     sampled_tokens: int = 6
     ways: tuple[Way, ...] = (Way(),)
     largest_tv: float = 0.25
