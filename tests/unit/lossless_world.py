@@ -230,7 +230,10 @@ class TinyServer(MockServer):
         lines = [f"vllm:generation_tokens_total {self.tokens}"]
         counted = self.engine.acceptance()
         if counted is not None:
-            lines += [f"vllm:spec_decode_num_drafts_total {counted.rounds}", f"vllm:spec_decode_num_accepted_tokens_total {counted.accepted}"]
+            lines += [
+                f"vllm:spec_decode_num_drafts_total {counted.rounds}",
+                f"vllm:spec_decode_num_accepted_tokens_total {counted.accepted}",
+            ]
             name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
             lines += [f'{name}{{position="{i}"}} {n}' for i, n in enumerate(counted.reached)]
         return "\n".join(lines) + "\n"
@@ -263,7 +266,9 @@ class TinyServer(MockServer):
             return web.json_response({"choices": [choice], "usage": usage})
         return await self.stream(request, choice, chunks, usage)
 
-    async def stream(self, request: web.Request, choice: dict[str, Any], chunks: Sequence[int], usage: dict[str, int]) -> web.StreamResponse:
+    async def stream(
+        self, request: web.Request, choice: dict[str, Any], chunks: Sequence[int], usage: dict[str, int]
+    ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         sent, cut = 0, choice["text"]

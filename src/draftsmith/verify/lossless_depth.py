@@ -17,7 +17,7 @@ from draftsmith.verify.lossless_rates import RATIO
 from draftsmith.verify.sequences import Answer, Divergence
 
 ALPHA = 0.001
-SHIFT_TOKENS = 4  # tokens that must go on equally before a missing or doubled one is called that
+SHIFT_TOKENS = 4  # that must go on equally; a server that loses a token a round has few between two losses
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,8 @@ def modulo(positions: Sequence[int], hits: Sequence[int], block: int) -> list[Co
 def shifted(reference: Answer, served: Answer, position: int) -> str:
     """ "missing" when the served answer goes on as the reference does one token later, "doubled" one earlier, else ""."""
     for name, a, b in (("missing", position + 1, position), ("doubled", position, position + 1)):
-        left, right = reference.tokens[a : a + 16], served.tokens[b : b + 16]
-        length = min(len(left), len(right))
-        if length >= SHIFT_TOKENS and left[:length] == right[:length] and len(set(left[:length])) > 1:
+        left, right = reference.tokens[a : a + SHIFT_TOKENS], served.tokens[b : b + SHIFT_TOKENS]
+        if len(left) == SHIFT_TOKENS and left == right and len(set(left)) > 1:
             return name
     return ""
 

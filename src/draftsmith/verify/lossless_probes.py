@@ -173,8 +173,8 @@ def arguments_of(document: Document) -> str:
 
 
 def stop_for(text: str) -> str:
-    """Five characters from the middle of an answer that do not stand in it before; "" when there are none."""
-    for start in range(len(text) // 2, len(text) - 5):
+    """Five characters from as near the middle of an answer as they do not stand in it before; "" when there are none."""
+    for start in sorted(range(1, len(text) - 5), key=lambda place: abs(place - len(text) // 2)):
         piece = text[start : start + 5]
         if piece.strip() and text.find(piece) == start:
             return piece
