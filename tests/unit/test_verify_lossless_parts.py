@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lossless_world import V, Engine, InProcess, prompts
+from lossless_world import Engine, InProcess, V, prompts
 from scipy import stats
 from verify_world import greedy, make_target, save_target
 from verify_world import prompts as token_rows
@@ -48,13 +48,13 @@ def test_no_false_alarm_in_twenty_worlds_with_rounding(tmp_path: Path) -> None:
         found = verdict(seed, "", tmp_path)
         assert [f for f in found["findings"] if f["severity"] == "error"] == [], (seed, found["sentence"])
         parted += found["greedy"]["near-tie"]
-    assert parted > 20, "rounding has parted answers"
+    assert parted > 10, "rounding has parted answers"
 
 
 @pytest.mark.parametrize("fault", ["wrong accept", "stale cache", "dropped"])
 def test_planted_faults_are_found_in_each_of_five_worlds(fault: str, tmp_path: Path) -> None:
     """How often over many seeds, and with sampling: benchmarks/lossless."""
-    without = Audit(prompts=16, output_tokens=64, skip=PROBES | {"sampling"})
+    without = Audit(prompts=24, output_tokens=128, skip=PROBES | {"sampling"})
     for seed in range(200, 205):
         assert verdict(seed, fault, tmp_path, without)["verdict"] == "fault", seed
 
@@ -139,7 +139,8 @@ def test_gaps_by_text_where_there_are_no_ids() -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        {"choices": [{"logprobs": {"tokens": ["token_id:7"], "token_logprobs": [-0.25], "top_logprobs": [{"token_id:7": -0.25, "token_id:8": -2.0}]}}]},
+        {"choices": [{"logprobs": {"tokens": ["token_id:7"], "token_logprobs": [-0.25], "top_logprobs": [
+            {"token_id:7": -0.25, "token_id:8": -2.0}]}}]},
         {"choices": [{"logprobs": {"content": [{"token": "token_id:7", "logprob": -0.25, "top_logprobs": [
             {"token": "token_id:7", "logprob": -0.25}, {"token": "token_id:8", "logprob": -2.0}]}]}}]},
         {"meta_info": {"output_token_logprobs": [[-0.25, 7, None]], "output_top_logprobs": [[[-0.25, 7, None], [-2.0, 8, None]]]}},
@@ -170,10 +171,10 @@ def test_equal_distributions_are_rarely_told_apart() -> None:
     rng = np.random.default_rng(1)
     p = [[0.6, 0.3, 0.1], [0.25] * 4]
     alarms = 0
-    for seed in range(200):
-        first, second = ([samples(rng, p, 80) for _ in range(3)] for _ in range(2))
+    for seed in range(100):
+        first, second = ([samples(rng, p, 80) for _ in range(2)] for _ in range(2))
         alarms += equality_test("x", first, second, 0.05, seed=seed).worst.adjusted < 0.05
-    assert alarms <= 17, "0.05 of 200 is 10; more than 17 has a chance of one percent"
+    assert alarms <= 11, "0.05 of 100 is 5; more than 11 has a chance of half a percent"
 
 
 def test_the_stated_power_is_that_of_simulated_shifts() -> None:
@@ -216,8 +217,8 @@ def test_the_local_target_answers_and_judges(tmp_path: Path) -> None:
     expected = torch.softmax(logits, -1).numpy()
     seen = np.bincount([reply.token_ids[0] for reply in sampled], minlength=len(expected))
     frequent = expected * 400 >= 5
-    both = [np.append(each[frequent], each[~frequent].sum()) for each in (seen, expected * 400)]
-    assert stats.chisquare(*both).pvalue > 0.001
+    a, b = (np.append(each[frequent], each[~frequent].sum()) for each in (seen, expected / expected.sum() * 400))
+    assert stats.chi2.sf(((a - b) ** 2 / b).sum(), len(a) - 1) > 0.001
     only = side.replies([Request("k", tuple(rows[0]), 1, temperature=1.0, extra={"top_k": 1})] * 5, 1, "sampling")
     assert {reply.token_ids[0] for reply in only} == {int(logits.argmax())}
     worst = int(logits.argmin())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 from scipy import stats
@@ -41,7 +42,7 @@ class Concentration:
 def chunk_sizes(reply: Reply) -> list[int]:
     """Tokens of each chunk of a streamed reply, from its usage."""
     counts = [tokens for _, tokens in reply.arrivals or ()]
-    return [now - before for before, now in zip([0, *counts[:-1]], counts, strict=True)]
+    return [now - before for before, now in pairwise([0, *counts])]
 
 
 def rounds(reply: Reply, length: int) -> tuple[list[int], list[int]]:
