@@ -28,7 +28,7 @@ from draftsmith.verify.lossless_sides import Document, Spoken, spoken_of
 from draftsmith.verify.sequences import Answer, Divergence
 
 PROBES = frozenset({"json", "tools", "stop", "logprobs", "long"})
-SIZES = Audit(prompts=16, output_tokens=64, sampled_prompts=6, samples=120, sampled_tokens=4, largest_tv=0.5, skip=PROBES)
+SIZES = Audit(prompts=16, output_tokens=64, sampled_prompts=3, samples=80, sampled_tokens=3, largest_tv=0.6, skip=PROBES)
 
 
 # --- many seeds ------------------------------------------------------------------------------------------------------
@@ -52,10 +52,10 @@ def test_no_false_alarm_in_twenty_worlds_with_rounding(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", ["wrong accept", "stale cache", "dropped"])
-def test_planted_faults_are_found_in_each_of_five_worlds(fault: str, tmp_path: Path) -> None:
+def test_planted_faults_are_found_in_each_of_three_worlds(fault: str, tmp_path: Path) -> None:
     """How often over many seeds, and with sampling: benchmarks/lossless."""
     without = Audit(prompts=24, output_tokens=128, skip=PROBES | {"sampling"})
-    for seed in range(200, 205):
+    for seed in range(200, 203):
         assert verdict(seed, fault, tmp_path, without)["verdict"] == "fault", seed
 
 
@@ -171,10 +171,10 @@ def test_equal_distributions_are_rarely_told_apart() -> None:
     rng = np.random.default_rng(1)
     p = [[0.6, 0.3, 0.1], [0.25] * 4]
     alarms = 0
-    for seed in range(100):
-        first, second = ([samples(rng, p, 80) for _ in range(2)] for _ in range(2))
+    for seed in range(60):
+        first, second = ([samples(rng, p, 60) for _ in range(2)] for _ in range(2))
         alarms += equality_test("x", first, second, 0.05, seed=seed).worst.adjusted < 0.05
-    assert alarms <= 11, "0.05 of 100 is 5; more than 11 has a chance of half a percent"
+    assert alarms <= 8, "0.05 of 60 is 3; more than 8 has a chance of half a percent"
 
 
 def test_the_stated_power_is_that_of_simulated_shifts() -> None:

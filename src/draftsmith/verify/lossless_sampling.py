@@ -10,6 +10,7 @@ together are one class: the pooled counts do not change in an exchange, so the t
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -199,12 +200,14 @@ def detectable_shift(
         rest = counts[counts < RARE].sum()
         p = np.append(frequent, rest) if rest else frequent
         pooled.append((p / p.sum(), len(a)))
-    for amount in SHIFTS:
+
+    def found(amount: float) -> bool:
         statistic = np.zeros(EXPERIMENTS)
         for p, size in pooled:
             counts_a = rng.multinomial(size, np.append(p, 0.0), EXPERIMENTS)
             counts_b = rng.multinomial(size, shifted(p, amount), EXPERIMENTS)
             statistic += ((counts_a - counts_b) ** 2 / np.maximum(counts_a + counts_b, 1)).sum(-1)
-        if float((statistic > limit).mean()) >= POWER:
-            return amount
-    return None
+        return float((statistic > limit).mean()) >= POWER
+
+    place = bisect_left(SHIFTS, True, key=found)
+    return SHIFTS[place] if place < len(SHIFTS) else None
