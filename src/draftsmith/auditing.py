@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,8 @@ def of_recipe(args: argparse.Namespace, audit: Audit) -> Answer:
     if args.target is not None:
         raise UsageError("--target is for a running server", hint="a recipe names its target")
     _, job = open_recipe(args)
+    if args.near_tie is None and job.engine.flags.get("dtype") in ("float32", "float"):
+        audit = replace(audit, near_tie=1e-3)
     folder = args.out or job.folder("lossless")
     with disk_errors_said_plainly(job.run), locked(job.run):
         from draftsmith.verify import lossless_run
@@ -116,7 +119,7 @@ def options(command: argparse.ArgumentParser) -> None:
         "--sampling", metavar="WAY", action="append", help="temperature=1 (default), with top_p=.. and top_k=..; may be repeated"
     )
     command.add_argument(
-        "--near-tie", metavar="LOGITS", type=float, help="gap below which rounding may decide (default 0.5; float32: 0.001)"
+        "--near-tie", metavar="LOGITS", type=float, help="gap below which rounding may decide (default 0.5; for float32 servers give 0.001)"
     )
     command.add_argument("--largest-tv", metavar="TV", type=float, help="shift that sampling must find with 80 %% power (default 0.25)")
     command.add_argument(

@@ -27,6 +27,7 @@ from draftsmith.job import Talk
 from draftsmith.measure.messages import Reply, Request
 from draftsmith.measure.prompts import Prompt
 from draftsmith.metrics import Acceptance
+from draftsmith.models.target import Target
 from draftsmith.verify.lossless_probes import SCHEMA
 from draftsmith.verify.lossless_sides import Document, Remote
 from mock_server import MockServer, send
@@ -60,6 +61,7 @@ class Engine:
     depth: int = 0
     fault: str = ""
     noise: float = 0.0
+    eos: int = EOS
     rounds: list[int] = field(default_factory=list)
     times: Counter[tuple[Any, ...]] = field(default_factory=Counter)
 
@@ -95,10 +97,10 @@ class Engine:
         shape = int(rng.integers(SHAPES))
         tokens = [1, 1, *prompt]
         given, out, chunks = len(tokens), [], []
-        while len(out) < max_tokens and (ignore_eos or EOS not in out):
+        while len(out) < max_tokens and (ignore_eos or self.eos not in out):
             tokens, new = self.round(tokens, temperature, rng, shape, first=len(tokens) == given)
-            if not ignore_eos and EOS in new:
-                new = new[: new.index(EOS) + 1]
+            if not ignore_eos and self.eos in new:
+                new = new[: new.index(self.eos) + 1]
             new = new[: max_tokens - len(out)]
             out += new
             chunks += [len(new)] if new else []
@@ -110,7 +112,7 @@ class Engine:
         """(all tokens, those that are sent) after one round."""
         new: list[int] = []
         for _ in range(0 if first else self.depth):
-            seen = [*tokens[-READ:], *new]
+            seen = [*tokens, *new]
             p, q = self.p(seen, shape, temperature), self.q(seen, temperature)
             draft = draw(q, rng)
             sure = self.q(seen, 1.0)[draft] > SURE
@@ -121,7 +123,7 @@ class Engine:
                 token = self.stale(tokens, new, temperature, rng, shape, token)
                 return [*tokens, *new, token], [*new, token]
             new.append(draft)
-        token = draw(self.p([*tokens[-READ:], *new], shape, temperature), rng)
+        token = draw(self.p([*tokens, *new], shape, temperature), rng)
         if self.depth and not first:
             self.rounds.append(self.depth)
             token = self.stale(tokens, new, temperature, rng, shape, token)
@@ -137,7 +139,7 @@ class Engine:
     def stale(self, tokens: list[int], new: list[int], temperature: float, rng: np.random.Generator, shape: int, token: int) -> int:
         if self.fault != "stale cache" or not new:
             return token
-        return draw(self.p([*tokens[-READ:], *new][:-1], shape, temperature), rng)
+        return draw(self.p([*tokens, *new][:-1], shape, temperature), rng)
 
     def logprobs(self, prompt: Sequence[int], out: Sequence[int], top: int) -> dict[str, Any]:
         """OpenAI's form, tokens by their ids."""
@@ -152,6 +154,27 @@ class Engine:
 
     def acceptance(self) -> Acceptance | None:
         return Acceptance.from_rounds(self.rounds, self.depth) if self.depth else None
+
+
+class LlamaEngine(Engine):
+    """The same server around a real transformer; its drafter is the transformer that sees two tokens."""
+
+    def __init__(self, target: Target, depth: int, eos: int) -> None:
+        super().__init__(0, depth, eos=eos)
+        self.model, self.known = target.model, {}
+
+    def row(self, tokens: Sequence[int], shape: int) -> np.ndarray:
+        key = tuple(tokens[2:])  # without the two tokens that fill the context of the other target
+        if key not in self.known:
+            with torch.inference_mode():
+                self.known[key] = self.model(torch.tensor([key])).logits[0, -1].numpy()
+        return self.known[key]
+
+    def p(self, tokens: Sequence[int], shape: int, temperature: float) -> np.ndarray:
+        return distribution(self.row(tokens, shape), temperature)
+
+    def q(self, tokens: Sequence[int], temperature: float) -> np.ndarray:
+        return distribution(self.row([1, 1, *tokens[-2:]], 0), temperature)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -192,7 +215,7 @@ class InProcess(Remote):
     def reply(self, request: Request) -> Reply:
         out, chunks = self.engine.answer(request.prompt_token_ids, request.max_tokens, request.temperature, request.ignore_eos)
         arrivals = tuple((0.0, count) for count in itertools.accumulate(chunks)) if request.stream else None
-        reason = "stop" if EOS in out and not request.ignore_eos else "length"
+        reason = "stop" if self.engine.eos in out and not request.ignore_eos else "length"
         whole = {"prompt_tokens": len(request.prompt_token_ids), "completion_tokens": len(out), "arrivals": arrivals}
         return Reply(request.id, True, token_ids=tuple(out), text=text_of(out), finish_reason=reason, **whole)
 
@@ -250,7 +273,7 @@ class TinyServer(MockServer):
             most -= 2
         out, chunks = self.engine.answer(prompt, most, body["temperature"], body["ignore_eos"])
         self.tokens += len(out)
-        reason = "stop" if EOS in out and not body["ignore_eos"] else "length"
+        reason = "stop" if self.engine.eos in out and not body["ignore_eos"] else "length"
         text, stop = text_of(out), (body.get("stop") or [""])[0]
         if stop and stop in text and not (self.trouble == "stop" and text.find(stop) % 4):
             text, reason = text[: text.find(stop)], "stop"

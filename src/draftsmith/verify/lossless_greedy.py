@@ -8,6 +8,7 @@ log-probabilities, whose differences are those of logits.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -23,6 +24,7 @@ from draftsmith.verify.lossless_settings import Audit
 from draftsmith.verify.lossless_sides import Remote, Side, answer_of, request_for
 from draftsmith.verify.sequences import Answer, Divergence, divergences
 
+COUNTER_LAG_S = 3.0
 Row = dict[str, Any]
 
 
@@ -80,14 +82,22 @@ def ask(a: Side, b: Remote, prompts: Sequence[Prompt], audit: Audit, judge: Judg
         again = compare(first, second, judge, audit)
     before = b.acceptance()
     replies = b.replies(requests, audit.concurrency, "greedy")
-    after = b.acceptance()
+    counted = settled(b, before)
     served = [answer_of(reply, prompt) for reply, prompt in zip(replies, prompts, strict=True)]
     if not any(answer.tokens for answer in served):
         raise InvalidMeasurement(f"{b.name} answered nothing: {replies[0].error}", hint="raw replies are in the audit's folder")
     speculative = compare(first, served, judge, audit)
-    counted = None if after is None else after - before if before is not None else after
     places = concentrations(speculative.parted, served, replies, audit.output_tokens, depth)
     return Greedy(speculative, again, baseline, replies, counted, places)
+
+
+def settled(b: Remote, before: Acceptance | None) -> Acceptance | None:
+    """What the counters grew by; an engine may publish them a moment after the last token."""
+    stop, seen = time.monotonic() + COUNTER_LAG_S, b.acceptance()
+    while seen is not None and seen == before and time.monotonic() < stop:
+        time.sleep(0.1)
+        seen = b.acceptance()
+    return seen if seen is None or before is None else seen - before
 
 
 def answers(name: str, replies: Sequence[Reply], prompts: Sequence[Prompt]) -> list[Answer]:

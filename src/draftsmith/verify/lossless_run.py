@@ -33,7 +33,7 @@ BUILTIN = {"builtin": forty_prompts, "five": five_prompts}
 def prompts_named(source: str, target: Path | None, endpoint: str, trust_remote_code: bool = False) -> list[Prompt]:
     """builtin, five, or a file; with token ids when there is a local target and the endpoint takes them. Raises UsageError."""
     prompts = BUILTIN[source]() if source in BUILTIN else read_prompts(Path(source))
-    if target is None or endpoint == "chat":
+    if target is None or endpoint == "chat" or all(prompt.token_ids for prompt in prompts):
         return prompts
     renderer = Renderer(target, trust_remote_code)
     return [renderer.render(prompt) for prompt in prompts]
@@ -60,25 +60,20 @@ def of_urls(
             f"{baseline.url}, the first --url, speculates with {baseline.depth} drafts",
             hint="first the server without speculation, then the one with it",
         )
-    engine = speculative.engine.name if speculative.engine else ""
-    endpoint = endpoint_for(asked, target, source, engine)
+    endpoint = endpoint_for(asked, target, source, speculative.engine.name if speculative.engine else "")
+    if baseline is None and endpoint == "chat":
+        raise UsageError("the local target answers token ids", hint="--endpoint completions, or generate for SGLang's own")
     prompts = prompts_named(source, target, endpoint)
-    b = remote(speculative, endpoint, folder, talk)
-    loaded = local(target) if target is not None else None
-    if loaded is not None and not all(prompt.token_ids for prompt in prompts):
-        loaded = None if baseline is not None else loaded
+    loaded = local(target) if target is not None and all(prompt.token_ids for prompt in prompts) else None
     a: Side
     if baseline is not None:
         a = remote(baseline, endpoint, folder, talk)
         judge = LocalJudge(loaded) if loaded is not None else ServerJudge(a, prompts, audit.near_tie)
     else:
-        assert loaded is not None, "one server is held against a local target"
-        if endpoint == "chat":
-            raise UsageError("the local target answers token ids", hint="--endpoint completions, or generate for SGLang's own")
+        assert loaded is not None, "prompts for a local target have token ids"
         a, judge = LocalSide(loaded, talk, audit.seed), LocalJudge(loaded)
     audit = replace(audit, context=audit.context or context_told(speculative))
-    result = run(a, b, prompts, audit, judge, speculative.depth, folder, talk)
-    return result
+    return run(a, remote(speculative, endpoint, folder, talk), prompts, audit, judge, speculative.depth, folder, talk)
 
 
 def remote(server: Attached, endpoint: str, folder: Path, talk: Talk) -> Remote:
