@@ -210,8 +210,9 @@ def test_a_recipe_starts_both_servers(tmp_path: Path, monkeypatch: pytest.Monkey
     @contextmanager
     def start_many(_engine: Any, _python: Any, launches: Sequence[Launch], *_rest: Any) -> Iterator[list[Any]]:
         started.extend(launches)
-        with TinyServer(Engine(0, 0)) as plain, TinyServer(Engine(0, 3)) as fast:
-            yield [launched(server, launch) for server, launch in zip((plain, fast), launches, strict=True)]
+        servers = [TinyServer(Engine(0, launch.depth)) for launch in launches]
+        with servers[0], servers[1]:
+            yield [launched(server, launch) for server, launch in zip(servers, launches, strict=True)]
 
     monkeypatch.setattr(lossless_run, "start_many", start_many)
     monkeypatch.setattr(lossless_run, "engine_for", lambda _settings: (VLLM(), Path("python")))

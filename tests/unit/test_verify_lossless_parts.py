@@ -28,7 +28,7 @@ from draftsmith.verify.lossless_sides import Document, Spoken, spoken_of
 from draftsmith.verify.sequences import Answer, Divergence
 
 PROBES = frozenset({"json", "tools", "stop", "logprobs", "long"})
-SIZES = Audit(prompts=16, output_tokens=64, sampled_prompts=3, samples=80, sampled_tokens=3, largest_tv=0.6, skip=PROBES)
+SIZES = Audit(prompts=12, output_tokens=48, sampled_prompts=2, samples=60, sampled_tokens=3, largest_tv=0.7, skip=PROBES)
 
 
 # --- many seeds ------------------------------------------------------------------------------------------------------
