@@ -73,6 +73,7 @@ def test_correct_speculation_is_lossless_and_says_what_it_rests_on(asked: Path, 
     greedy, [sampled] = result["greedy"], result["sampling"]
     assert greedy["tokens"] > 300 and greedy["near-tie"] + greedy["budget"]["baseline"]["divergences"] > 0, "the noise parts some answers"
     assert greedy["acceptance"]["accept_len"] > 1.5 and result["depth"] == 3
+    assert f"{sum(greedy['acceptance']['reached'])} of them accepted drafts" in result["sentence"]
     assert sampled["smallest_found"] is not None and sampled["smallest_found"] <= 0.7 and "would be found with 80 %" in result["sentence"]
     assert result["probes"]["long"]["numbers"]["fills_the_context"] and result["probes"]["long"]["numbers"]["asked"] == 156
     kept = read_jsonl(tmp_path / "sampling-1-speculative.jsonl")
@@ -142,6 +143,21 @@ def test_too_little_is_inconclusive(asked: Path, tmp_path: Path, capsys: pytest.
     result = json.loads(capsys.readouterr().out)
     assert code == 3 and result["verdict"] == "inconclusive"
     assert "16 greedy tokens were compared, fewer than 300" in result["sentence"] and "more --samples" in result["sentence"]
+
+
+def test_a_server_that_hardly_speculates_proves_nothing(asked: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Idle(TinyServer):
+        """It has the counters, and never drafts."""
+
+        def metrics_text(self) -> str:
+            name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+            totals = "vllm:spec_decode_num_drafts_total 0\nvllm:spec_decode_num_accepted_tokens_total 0\n"
+            return totals + "".join(f'{name}{{position="{i}"}} 0\n' for i in range(3))
+
+    with TinyServer(Engine(0, 0)) as plain, Idle(Engine(0, 0)) as idle:
+        parts = skipped("sampling", "json", "tools", "stop", "logprobs", "long")
+        code, result = audit(["--url", plain.url, "--url", idle.url, "--prompts", str(asked), "--out", str(tmp_path), *parts], capsys)
+    assert code == 3 and "0 drafts were accepted in 0 rounds" in result["sentence"]
 
 
 def test_the_wrong_order_and_other_mistakes_are_refused(asked: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,6 +40,7 @@ PROBE: dict[str, Callable[[Bench], Result]] = {
     "long": probe_long,
 }
 assert tuple(PROBE) == PROBES
+LEAST_ACCEPTED = 10  # drafts; with fewer the greedy part says nothing about accepting them
 FAILED_SHARE = 0.01  # of sampled answers; more are a finding
 
 
@@ -99,9 +100,9 @@ def greedy_doubts(greedy: Greedy, audit: Audit) -> list[str]:
         doubts.append(f"{found.count.tokens} greedy tokens were compared, fewer than {audit.least_tokens}")
     if found.of("unknown"):
         doubts.append(f"{len(found.of('unknown'))} divergences whose logit gap nobody knows")
-    if greedy.acceptance is not None and not greedy.acceptance.accepted:
-        what = "no draft was accepted" if greedy.acceptance.rounds else "no round was counted"
-        doubts.append(f"{what} over the greedy answers: the server hardly speculated")
+    if greedy.acceptance is not None and greedy.acceptance.accepted < LEAST_ACCEPTED:
+        what = f"{greedy.acceptance.accepted} drafts were accepted in {greedy.acceptance.rounds} rounds"
+        doubts.append(f"{what} over the greedy answers, fewer than {LEAST_ACCEPTED}: the server hardly speculated")
     return doubts
 
 
@@ -211,7 +212,10 @@ def sentence(result: Mapping[str, Any]) -> str:
     if greedy := result.get("greedy"):
         ties = f" except at {greedy['near-tie']} near-ties" if greedy["near-tie"] else ""
         share = greedy["unseen_fault_rate"]
-        basis.append(f"{greedy['tokens']} greedy tokens equal{ties} (a fault in 1 of {1 / share:.0f} tokens would be seen with 95 %)")
+        drafts = f", {sum(greedy['acceptance']['reached'])} of them accepted drafts" if greedy["acceptance"] else ""
+        basis.append(
+            f"{greedy['tokens']} greedy tokens equal{ties}{drafts} (a fault in 1 of {1 / share:.0f} tokens would be seen with 95 %)"
+        )
     for part in result.get("sampling", ()):
         basis.append(f"{part['label']}: no difference, one of total variation {part['smallest_found']:g} would be found with 80 %")
     passed = [name for name, probe in result["probes"].items() if probe["status"] == "passed"]
