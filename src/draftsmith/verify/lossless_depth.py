@@ -65,9 +65,12 @@ def concentrations(
     Every compared token up to the first divergence is one that could have parted.
     """
     at = {d.id: d.position for d in parted}
-    inside: dict[str, list[bool]] = {"behind an accepted draft": [], "first after a round that accepted all drafts": []}
+    inside: dict[str, list[bool]] = {"behind an accepted draft": [], "first after a round of the full size": []}
     apart: list[list[bool]] = [[], []]
-    shown = any(max(chunk_sizes(reply), default=1) > 1 for reply in replies)
+    full = max(
+        (size for reply in replies for size in chunk_sizes(reply)), default=1
+    )  # a server that loses the last token has a smaller one
+    shown = full > 1
     positions: list[int] = []
     hit_positions: list[int] = []
     for answer, reply in zip(served, replies, strict=True):
@@ -77,7 +80,7 @@ def concentrations(
         indices, before = rounds(reply, length)
         if not shown or len(indices) < length:
             continue
-        places = ([i > 0 for i in indices], [i == 0 and size > depth > 0 for i, size in zip(indices, before, strict=True)])
+        places = ([i > 0 for i in indices], [i == 0 and size == full for i, size in zip(indices, before, strict=True)])
         for found, hits, place in zip(inside.values(), apart, places, strict=True):
             found += place
             if answer.id in at:
