@@ -159,7 +159,9 @@ class Generate:
         if request.stop:
             params["stop"] = list(request.stop)
         prompt = {"input_ids": request.prompt_token_ids} if request.prompt_token_ids else {"text": request.text}
-        return {**prompt, "sampling_params": params, "stream": request.stream, **request.extra}
+        extra = dict(request.extra)
+        params |= extra.pop("sampling_params", {})
+        return {**prompt, "sampling_params": params, "stream": request.stream, **extra}
 
     def read(self, chunk: Mapping[str, Any]) -> Piece:
         if "error" in chunk:

@@ -1,0 +1,234 @@
+"""The parts of verify lossless: rates, rounds, gaps, distributions, the local target; and many seeds without a network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lossless_world import Engine, InProcess, V, prompts
+from scipy import stats
+from verify_world import greedy, make_target, save_target
+from verify_world import prompts as token_rows
+
+from draftsmith.job import Talk
+from draftsmith.measure.messages import Reply, Request
+from draftsmith.verify.lossless import run
+from draftsmith.verify.lossless_depth import chunk_sizes, concentrations, rounds, shifted
+from draftsmith.verify.lossless_judges import LocalJudge, ServerJudge, continuation, gap, gap_in_answer
+from draftsmith.verify.lossless_local import LocalSide
+from draftsmith.verify.lossless_rates import Count, detectable_ratio, excess_p, fault_bound
+from draftsmith.verify.lossless_sampling import classes, equality_test, holm, padded, total_variation
+from draftsmith.verify.lossless_settings import Audit
+from draftsmith.verify.lossless_sides import Document, Spoken, spoken_of
+from draftsmith.verify.sequences import Answer, Divergence
+
+PROBES = frozenset({"json", "tools", "stop", "logprobs", "long"})
+SIZES = Audit(prompts=12, output_tokens=48, sampled_prompts=2, samples=60, sampled_tokens=3, largest_tv=0.7, skip=PROBES)
+
+
+# --- many seeds ------------------------------------------------------------------------------------------------------
+
+
+def verdict(seed: int, fault: str, folder: Path, audit: Audit = SIZES) -> dict[str, Any]:
+    """An audit of a world of its own, in which rounding parts a few answers."""
+    baseline = InProcess("baseline", Engine(seed, 0, "", 0.02), folder)
+    speculative = InProcess("speculative", Engine(seed, 3, fault, 0.02), folder)
+    asked = prompts(audit.prompts, seed)
+    return run(baseline, speculative, asked, audit, ServerJudge(baseline, asked, audit.near_tie), 3, folder, Talk(quiet=True))
+
+
+def test_no_false_alarm_in_twenty_worlds_with_rounding(tmp_path: Path) -> None:
+    parted = 0
+    for seed in range(100, 120):
+        found = verdict(seed, "", tmp_path)
+        assert [f for f in found["findings"] if f["severity"] == "error"] == [], (seed, found["sentence"])
+        parted += found["greedy"]["near-tie"]
+    assert parted > 10, "rounding has parted answers"
+
+
+@pytest.mark.parametrize("fault", ["wrong accept", "stale cache", "dropped"])
+def test_planted_faults_are_found_in_each_of_three_worlds(fault: str, tmp_path: Path) -> None:
+    """How often over many seeds, and with sampling: benchmarks/lossless."""
+    without = Audit(prompts=24, output_tokens=128, skip=PROBES | {"sampling"})
+    for seed in range(200, 203):
+        assert verdict(seed, fault, tmp_path, without)["verdict"] == "fault", seed
+
+
+# --- rates -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_rate_test_is_the_exact_binomial_one() -> None:
+    assert excess_p(Count(6, 1000), Count(1, 1000), ratio=1.0) == pytest.approx(stats.binom.sf(5, 7, 0.5))
+    assert excess_p(Count(6, 1000), Count(1, 2000), ratio=1.0) == pytest.approx(stats.binom.sf(5, 7, 1 / 3))
+    assert excess_p(Count(0, 1000), Count(3, 1000)) == pytest.approx(1.0)
+    assert excess_p(Count(0, 0), Count(0, 1000)) == 1.0
+
+
+def test_the_rate_test_holds_its_level_and_its_stated_power() -> None:
+    rng = np.random.default_rng(0)
+    alpha, own, served = 0.01, Count(8, 4000), Count(0, 3000)
+    ratio = detectable_ratio(served, own, alpha)
+    for multiple, low, high in ((2.0, 0.0, alpha), (ratio, 0.75, 1.0)):
+        a, b = rng.poisson(8.5, 4000), rng.poisson(8.5 / 4000 * 3000 * multiple, 4000)
+        found = np.mean([excess_p(Count(int(y), 3000), Count(int(x), 4000)) < alpha for x, y in zip(a, b, strict=True)])
+        assert low <= found <= high, (multiple, found)
+    assert detectable_ratio(served, Count(0, 0), alpha) == math.inf
+
+
+def test_the_bound_of_unseen_faults() -> None:
+    assert fault_bound(300) == pytest.approx(0.00993, abs=1e-5) and fault_bound(0) == 1.0
+
+
+# --- rounds ----------------------------------------------------------------------------------------------------------
+
+
+def streamed(name: str, sizes: Sequence[int]) -> Reply:
+    return Reply(name, True, arrivals=tuple((0.0, int(count)) for count in np.cumsum(sizes)))
+
+
+def test_places_in_the_round() -> None:
+    assert chunk_sizes(streamed("x", [1, 4, 2])) == [1, 4, 2]
+    assert rounds(streamed("x", [1, 4, 2]), 6) == ([0, 0, 1, 2, 3, 0], [1, 1, 1, 1, 1, 4])
+
+
+def test_faults_behind_full_rounds_are_told_from_faults_anywhere() -> None:
+    answers = [Answer(f"a{i}", (1,), tuple(range(13)), "length") for i in range(20)]
+    replies = [streamed(answer.id, [1, 1, 1, 1, 1, 1, 1, 1, 4, 1]) for answer in answers]
+    behind = concentrations([Divergence(a.id, 12, 1, 2) for a in answers], answers, replies, 13, 3)
+    assert [place.clear for place in behind] == [False, True] and behind[1].divergences == 20
+    inside = concentrations([Divergence(a.id, 10, 1, 2) for a in answers], answers, replies, 13, 3)
+    assert [place.clear for place in inside] == [True, False]
+    anywhere = concentrations([Divergence(a.id, i % 12, 1, 2) for i, a in enumerate(answers)], answers, replies, 13, 3)
+    assert not any(place.clear for place in anywhere)
+    hidden = [Reply(a.id, True) for a in answers]  # a server that streams a token a chunk
+    [fourth] = concentrations([Divergence(a.id, 4 * (1 + i % 3) - 1, 1, 2) for i, a in enumerate(answers)], answers, hidden, 13, 3)
+    assert fourth.clear and fourth.place == "position 3 modulo 4"
+
+
+def test_a_missing_and_a_doubled_token() -> None:
+    whole = Answer("a", (1,), (5, 6, 7, 8, 9, 10, 11), "length")
+    assert shifted(whole, Answer("a", (1,), (5, 7, 8, 9, 10, 11), "length"), 1) == "missing"
+    assert shifted(whole, Answer("a", (1,), (5, 5, 6, 7, 8, 9, 10), "length"), 1) == "doubled"
+    assert shifted(whole, Answer("a", (1,), (5, 4, 7, 8, 9, 10, 11), "length"), 1) == ""
+
+
+# --- gaps ------------------------------------------------------------------------------------------------------------
+
+
+def test_gaps_from_log_probabilities() -> None:
+    spoken = Spoken(3, -0.5, {3: -0.5, 4: -0.8, 9: -4.0})
+    assert gap(spoken, (3, 4), 0.5) == pytest.approx(0.3)
+    assert gap(spoken, (3, 17), 0.5) == pytest.approx(3.5), "worse than the worst that is told"
+    assert math.isnan(gap(spoken, (3, 17), 5.0)) and gap(spoken, (3, None), 0.5) == math.inf
+
+
+def test_gaps_by_text_where_there_are_no_ids() -> None:
+    told = [Spoken("The", -0.1, {"The": -0.1}), Spoken(" cat", -0.7, {" cat": -0.7, " ca": -3.0, " dog": -0.9, " do": -5.0})]
+    left, right = (Answer("a", (), tuple(map(ord, text)), "length") for text in ("The cat sits", "The dog sits"))
+    assert gap_in_answer(told, Divergence("a", 4, ord("c"), ord("d")), left, right, 0.5) == pytest.approx(0.2)
+    other = Answer("a", (), tuple(map(ord, "A cat")), "length")
+    assert math.isnan(gap_in_answer(told, Divergence("a", 0, 65, 84), other, right, 0.5)), "another answer this time"
+    assert continuation({" dog": -1.0, " do": -2.0, " x": -1.0}, " dogs") == " dog"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"choices": [{"logprobs": {"tokens": ["token_id:7"], "token_logprobs": [-0.25], "top_logprobs": [
+            {"token_id:7": -0.25, "token_id:8": -2.0}]}}]},
+        {"choices": [{"logprobs": {"content": [{"token": "token_id:7", "logprob": -0.25, "top_logprobs": [
+            {"token": "token_id:7", "logprob": -0.25}, {"token": "token_id:8", "logprob": -2.0}]}]}}]},
+        {"meta_info": {"output_token_logprobs": [[-0.25, 7, None]], "output_top_logprobs": [[[-0.25, 7, None], [-2.0, 8, None]]]}},
+    ],
+)  # fmt: skip
+def test_log_probabilities_of_every_endpoint(body: dict[str, Any]) -> None:
+    assert spoken_of(Document("x", 200, body)) == [Spoken(7, -0.25, {7: -0.25, 8: -2.0})]
+    assert spoken_of(Document("x", 200, {"choices": [{"text": "a"}]})) is None
+
+
+# --- distributions ---------------------------------------------------------------------------------------------------
+
+
+def samples(rng: np.random.Generator, p: Sequence[Sequence[float]], number: int) -> np.ndarray:
+    """[number, N] independent tokens of N positions."""
+    return np.stack([rng.choice(len(row), number, p=row) for row in p], axis=1)
+
+
+def test_rare_tokens_are_one_class_and_an_only_token_is_none() -> None:
+    values = np.array([1] * 10 + [2] * 6 + [3, 4, 4])
+    assert classes(values).sum(0).tolist() == [10, 6, 3] and classes(np.ones(9)).shape == (9, 0)
+    assert padded([[5, 6], [7]], 3).tolist() == [[5, 6, -1], [7, -1, -1]]
+    assert holm({"a": 0.01, "b": 0.04, "c": 0.03}) == pytest.approx({"a": 0.03, "c": 0.06, "b": 0.06})
+    assert total_variation(np.array([1, 1, 2, 2]), np.array([1, 2, 2, 2])) == pytest.approx(0.25)
+
+
+def test_equal_distributions_are_rarely_told_apart() -> None:
+    rng = np.random.default_rng(1)
+    p = [[0.6, 0.3, 0.1], [0.25] * 4]
+    alarms = 0
+    for seed in range(60):
+        first, second = ([samples(rng, p, 60) for _ in range(2)] for _ in range(2))
+        alarms += equality_test("x", first, second, 0.05, seed=seed).worst.adjusted < 0.05
+    assert alarms <= 8, "0.05 of 60 is 3; more than 8 has a chance of half a percent"
+
+
+def test_the_stated_power_is_that_of_simulated_shifts() -> None:
+    rng = np.random.default_rng(2)
+    p = [[0.5, 0.3, 0.2]]
+    first, second = ([samples(rng, p, 150) for _ in range(4)] for _ in range(2))
+    stated = equality_test("x", first, second, 0.01).smallest_found
+    assert stated is not None
+    moved = [[0.5 - stated, 0.3 + 0.6 * stated, 0.2 + 0.4 * stated]]
+    found = 0
+    for seed in range(60):
+        first, second = [samples(rng, p, 150) for _ in range(4)], [samples(rng, moved, 150) for _ in range(4)]
+        found += equality_test("x", first, second, 0.01, seed=seed).worst.adjusted < 0.01
+    assert found >= 42, "80 % of 60 is 48"
+
+
+def test_dependence_between_positions_is_seen() -> None:
+    """Both marginals are equal; only the pairs differ."""
+    rng = np.random.default_rng(3)
+    a = rng.integers(0, 2, (400, 2))
+    b = np.repeat(rng.integers(0, 2, (400, 1)), 2, axis=1)
+    assert equality_test("x", [a], [b], 0.001).worst.name == "tokens 1 and 2"
+    assert equality_test("x", [a], [b], 0.001).worst.adjusted < 0.001
+
+
+# --- the local target ------------------------------------------------------------------------------------------------
+
+
+def test_the_local_target_answers_and_judges(tmp_path: Path) -> None:
+    target = make_target(save_target(tmp_path / "target"))
+    rows = token_rows(3)
+    side, talk = LocalSide(target, Talk(quiet=True)), [Request(f"r{i}", tuple(row), 6) for i, row in enumerate(rows)]
+    for row, reply in zip(rows, side.replies(talk, 1, "greedy"), strict=True):
+        tokens = list(row)
+        for token in reply.token_ids:
+            assert token == greedy(target, tokens)
+            tokens.append(token)
+    sampled = side.replies([Request("s", tuple(rows[0]), 1, temperature=1.0, extra={"top_k": -1})] * 400, 1, "sampling")
+    logits = target.model(torch.tensor([rows[0]])).logits[0, -1]
+    expected = torch.softmax(logits, -1).numpy()
+    seen = np.bincount([reply.token_ids[0] for reply in sampled], minlength=len(expected))
+    frequent = expected * 400 >= 5
+    a, b = (np.append(each[frequent], each[~frequent].sum()) for each in (seen, expected / expected.sum() * 400))
+    assert stats.chi2.sf(((a - b) ** 2 / b).sum(), len(a) - 1) > 0.001
+    only = side.replies([Request("k", tuple(rows[0]), 1, temperature=1.0, extra={"top_k": 1})] * 5, 1, "sampling")
+    assert {reply.token_ids[0] for reply in only} == {int(logits.argmax())}
+    worst = int(logits.argmin())
+    judged = LocalJudge(target).gaps([Divergence("r0", 0, int(logits.argmax()), worst)], [Answer("r0", tuple(rows[0]), (1,), "length")], [])
+    assert judged[0] == pytest.approx(float(logits.max() - logits.min()), abs=1e-4)
+
+
+def test_the_world_is_right_without_a_fault() -> None:
+    """Greedy speculation is plain decoding; sampled tokens follow the target."""
+    plain, fast = Engine(5), Engine(5, 3)
+    for prompt in prompts(5):
+        assert plain.answer(prompt.token_ids, 40, 0.0)[0] == fast.answer(prompt.token_ids, 40, 0.0)[0]
+    assert fast.rounds and 0 < sum(fast.rounds) < 3 * len(fast.rounds) and V > 2
