@@ -19,12 +19,12 @@ from typing import Any, Protocol
 from draftsmith.job import Talk
 from draftsmith.manifest import append_jsonl
 from draftsmith.measure.asking import Options
-from draftsmith.measure.attached import DIRECT
 from draftsmith.measure.client import run_load
 from draftsmith.measure.credentials import headers_for, hidden
 from draftsmith.measure.endpoints import endpoint_named
 from draftsmith.measure.loads import ClosedLoad
 from draftsmith.measure.messages import Reply, Request
+from draftsmith.measure.pages import DIRECT
 from draftsmith.measure.prompts import Prompt
 from draftsmith.metrics import Acceptance
 from draftsmith.verify.sequences import Answer
