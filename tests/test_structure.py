@@ -21,8 +21,9 @@ LIBRARIES = {"models", "engines", "decode", "measure"}
 NOUNS = {"errors", "manifest", "metrics", "settings", "job", "samples", "findings", "store", "stages"}
 # what drives the stages; nothing else imports these. `serving` has the commands of servers that outlive a command, `measuring` those
 # around measurements, `costs` those that need no recipe: no stage is run by them.
-FLOW = {"recipe", "keys", "runfolder", "flow", "commands", "serving", "measuring", "costs", "converting", "verifying", "cli", "__main__"}
-TOOLS = {"convert"}  # commands outside the road; they import what a stage may import
+FLOW = {"recipe", "keys", "runfolder", "flow", "commands", "cli", "__main__"}
+FLOW |= {"serving", "measuring", "costs", "converting", "verifying", "tuning"}
+TOOLS = {"convert", "tune"}  # commands outside the road; they import what a stage may import
 MAX_FILE, MAX_FUNCTION, MAX_PARAMETERS = 330, 66, 8
 
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from draftsmith import __version__, commands, converting, costs, measuring, serving, verifying
+from draftsmith import __version__, commands, converting, costs, measuring, serving, tuning, verifying
 from draftsmith.errors import DraftsmithError, UsageError
 from draftsmith.stages import STAGES
 
@@ -56,7 +56,7 @@ OTHER = {  # command: (what it does, its handler, its argument)
     "target list": ("models that can be fetched, and those that are", commands.list_targets, ""),
 }
 # the commands of the other modules: name: (what it does, its handler, its arguments, how it is called)
-AROUND = serving.COMMANDS | measuring.COMMANDS | costs.COMMANDS | converting.COMMANDS | verifying.COMMANDS
+AROUND = serving.COMMANDS | measuring.COMMANDS | costs.COMMANDS | converting.COMMANDS | verifying.COMMANDS | tuning.COMMANDS
 SHOW = "print training samples decoded, with the loss mask"
 
 

@@ -1,8 +1,8 @@
 """From the best way to draft at each concurrency to what the engine takes: flags, a schedule by batch size, where it switches off (pure).
 
-vLLM, read in 0.27 to 0.33 and served in 0.32: `num_speculative_tokens_per_batch_size` in --speculative-config, a list of [from, to, drafts]
-with both ends in the range, from 1 on, without overlap; the last one holds for larger batches, 0 drafts is plain decoding (though the drafter still
-runs once a step, to keep its cache). Data parallelism drops it.
+vLLM (since 0.27; read in 0.32): `num_speculative_tokens_per_batch_size` in --speculative-config, a list of [from, to, drafts], both ends
+inclusive, from 1 on, without overlap. The last entry holds for larger batches; 0 drafts is plain decoding, though the drafter still runs
+once a step to keep its cache. Data parallelism drops it.
 
 SGLang, read in 0.5.12 to 0.5.23: --speculative-adaptive with a --speculative-adaptive-config. Since 0.5.14 that file has an entry for each
 batch size from which on it holds; with one candidate in an entry nothing adapts, and 0 steps is plain decoding. A batch is rounded up to
@@ -71,7 +71,7 @@ def ranges_of(best: Best) -> tuple[Range, ...]:
     first = 1
     for here, there in zip(places, [*places[1:], None], strict=True):
         now, following = best[here], best[there] if there is not None else None
-        if there is not None and drafts_of(now) == drafts_of(following):
+        if there is not None and now == following:
             continue
         last = None if there is None else boundary(here, there, now, following)
         found.append(Range(first, last, drafts_of(now)))
@@ -100,10 +100,10 @@ def switch_off_above(best: Best) -> int | None:
 
 
 def fixed_choice(best: Best, rates: Mapping[int, Mapping[Candidate, float]]) -> Candidate:
-    """One way to draft for all places that pay: of those measured at all of them the one with the highest geometric mean of tok/s, else
-    the one of the lowest concurrency."""
+    """One way to draft for all places that pay: of the best ones that were measured at all of them the one with the highest geometric mean
+    of tok/s, else the best of the lowest concurrency."""
     paying = {c: candidate for c, candidate in best.items() if candidate}
-    shared = set.intersection(*(set(rates.get(c, {})) for c in paying))
+    shared = set(paying.values()).intersection(*(rates.get(c, {}) for c in paying))
     if shared:
         return max(shared, key=lambda one: (sum(math.log(rates[c][one]) for c in paying), tuple(-n for n in one.complexity)))
     candidate = paying[min(paying)]

@@ -118,9 +118,7 @@ class Experiment:
             how = How(setting.watch, live, after_pair, self.workload_of)
             launches = [step.planned for step in steps]
             try:
-                run_launches(
-                    self.folder, launches, setting.workload, setting.start, setting.served, setting.job.talk, self.together, how
-                )
+                run_launches(self.folder, launches, setting.workload, setting.start, setting.served, setting.job.talk, self.together, how)
                 return
             except (EnvironmentFailed, CheckFailed) as error:
                 self.bury(steps, error)

@@ -172,10 +172,12 @@ def prune(candidates: Sequence[Candidate], concurrency: Sequence[int], known: Kn
 
 
 def prune_at(concurrency: int, predicted: Mapping[Candidate, Prediction | None], keep: int, why: str) -> list[Fate]:
-    """The fates at one concurrency. What cannot be predicted is measured."""
+    """The fates at one concurrency. What cannot be predicted is measured. An extrapolation ranks a candidate, but neither its interval nor
+    that of a better one is believed so far that it excludes by itself."""
     told = {candidate: value for candidate, value in predicted.items() if value is not None}
     ranking = sorted(told, key=lambda candidate: (-told[candidate].value, candidate.complexity))
-    best_low = max((value.low for value in told.values()), default=0.0)
+    believed = {candidate: value for candidate, value in told.items() if value.label != "extrapolated"}
+    surest = max(believed, key=lambda candidate: believed[candidate].low, default=None)
     fates = []
     for candidate, value in predicted.items():
         if value is None:
@@ -184,10 +186,10 @@ def prune_at(concurrency: int, predicted: Mapping[Candidate, Prediction | None],
             continue
         place = ranking.index(candidate)
         reason = ""
-        if place and value.high < 1:
+        if place and candidate in believed and value.high < 1:
             reason = f"cannot pay: at most {value.high:.2f}x"
-        elif place and value.high < best_low:
-            reason = f"cannot be the best: at most {value.high:.2f}x, {ranking[0].name} has at least {best_low:.2f}x"
+        elif place and candidate in believed and surest is not None and value.high < believed[surest].low:
+            reason = f"cannot be the best: at most {value.high:.2f}x, {surest.name} has at least {believed[surest].low:.2f}x"
         elif place >= keep:
             reason = f"place {place + 1} of {len(ranking)} by prediction, tune.keep={keep}"
         note = "best by prediction" if place == 0 else f"place {place + 1} by prediction"

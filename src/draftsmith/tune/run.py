@@ -19,7 +19,7 @@ from draftsmith.measure.costmodel_terms import Cell
 from draftsmith.measure.protocol import LAUNCHES, replies_of
 from draftsmith.measure.statistics import geometric_mean, num_pairs, verdict
 from draftsmith.measure.stopping import Looks
-from draftsmith.measure.window import seconds_per_token
+from draftsmith.measure.window import decode_s, seconds_per_token
 from draftsmith.metrics import Acceptance
 from draftsmith.tune.candidates import Arm, Candidate, Drafter
 from draftsmith.tune.emit import ADAPTIVE_CONFIG, Emitted, emit, fixed_choice
@@ -134,9 +134,8 @@ def own_cells(experiment: Experiment) -> list[Cell]:
     for step, row in experiment.rows("probe"):
         for cell in row["cells"]:
             replies = replies_of(experiment.folder, row["launch"], "cell", cell["concurrency"])
-            seconds, depth = seconds_per_token(replies), step.arm.candidate.depth if step.arm.candidate else 0
-            if depth:  # tokens per round, from the server's counts, turn seconds per token into seconds per round
-                seconds *= Acceptance.from_dict(cell["acceptance"]).accept_len
+            depth = step.arm.candidate.depth if step.arm.candidate else 0
+            seconds = sum(map(decode_s, replies)) / cell["acceptance"]["rounds"] if depth else seconds_per_token(replies)
             cells.append(Cell(cell["concurrency"], depth, seconds))
     return cells
 
@@ -208,7 +207,8 @@ def speedup_of(experiment: Experiment, phase: Any, concurrency: int, baseline: A
     row: Row = {"arm": arm.name, "pairs": num_pairs(launches), "accept_len": counted.accept_len if counted else None}
     row["survival"] = list(counted.survival) if counted else None
     if num_pairs(launches) < 2:
-        return row | {"ratio": None, "low": None, "high": None, "verdict": "inconclusive", "reason": "fewer than two valid launches of each"}
+        nothing = {"ratio": None, "low": None, "high": None, "verdict": "inconclusive"}
+        return row | nothing | {"reason": "fewer than two valid launches of each"}
     found = looks.interval(launches, num_pairs(launches))
     return row | {"ratio": found.value, "low": found.low, "high": found.high, "df": found.df, "verdict": verdict(found), "reason": ""}
 
