@@ -225,10 +225,8 @@ def test_a_baseline_that_does_not_come_up_ends_it(tmp_path: Path, monkeypatch: p
 
 
 def test_on_mock_servers(tmp_path: Path) -> None:
-    settings = TuneSettings(
-        **{"depths": (1, 3), "keep": 1, "rounds": 1, "concurrency": (1, 2), "requests": (2, 4), "warmup_requests": (1, 2)},
-        **{"output_tokens": 13, "warmup_tokens": 2, "canary_tokens": 4, "pairs": 2},
-    )
+    small = {"depths": (1, 3), "keep": 1, "rounds": 1, "concurrency": (1, 2), "requests": (2, 4), "warmup_requests": (1, 2), "pairs": 2}
+    settings = TuneSettings.model_validate({**small, "output_tokens": 13, "warmup_tokens": 2, "canary_tokens": 4})
 
     def behaviour(planned: Planned) -> Behaviour:
         most = planned.depth
