@@ -11,6 +11,7 @@ from draftsmith.errors import UsageError
 
 if TYPE_CHECKING:
     from draftsmith.commands import Answer
+    from draftsmith.job import Job
     from draftsmith.recipe import Recipe
     from draftsmith.tune.command import Subject
     from draftsmith.tune.settings import TuneSettings
@@ -31,7 +32,7 @@ def tune(args: argparse.Namespace) -> Answer:
     for path in settings.files():
         if not path.is_file():
             raise UsageError(f"there is no file {path}", hint="tune.prompts: heldout, builtin, or a .jsonl or .parquet file")
-    subject = command.subject_of(job, settings, args.drafter)
+    subject = command.subject_of(job, settings, args.drafter, fresh_stages(recipe, job))
     if args.dry_run:
         plan = command.plan(subject, settings)
         minutes = f"about {int(plan.seconds) // 60}:{int(plan.seconds) % 60:02d}"
@@ -42,6 +43,16 @@ def tune(args: argparse.Namespace) -> Answer:
         content = finished_or_run(subject, settings)
     page = job.folder(command.NAME) / "tune.html"
     return content, f"page: {page}\n{told(content)}", content["exit_code"]
+
+
+def fresh_stages(recipe: Recipe, job: Job) -> frozenset[str]:
+    """Stages that are finished for this recipe and lie where they belong."""
+    from draftsmith.flow import survey
+    from draftsmith.stages import STAGES
+
+    return frozenset(
+        name for name, found in survey(recipe, job, STAGES).items() if found.state == "finished" and found.place == job.folder(name)
+    )
 
 
 def finished_or_run(subject: Subject, settings: TuneSettings) -> Any:

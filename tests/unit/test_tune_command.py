@@ -23,8 +23,9 @@ CONTENT = {
 
 
 @pytest.fixture
-def words(tmp_path: Path) -> list[str]:
+def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The command on a recipe whose target and exported drafter are there."""
+    monkeypatch.setattr("draftsmith.tuning.fresh_stages", lambda recipe, job: frozenset({"export"}))
     for folder in (tmp_path / "target", tmp_path / "run" / "export"):
         folder.mkdir(parents=True)
         (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLMEagle3"]}')
@@ -94,7 +95,9 @@ def test_a_finished_tune_is_shown_again_and_other_settings_are_measured_anew(
     assert (tmp_path / "run" / "tune.old" / RESULT).exists()
 
 
-def test_without_a_drafter_it_says_what_to_run_first(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "run" / "export" / "config.json").unlink()
+def test_without_a_drafter_it_says_what_to_run_first(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()  # the run has no manifest at all
     assert cli.main(words) == 2
     assert "--until export" in capsys.readouterr().err

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tune_world import SETTINGS, World, drafter, job, optimum, setting_of, true_speedup, tuned
+from tune_world import SETTINGS, World, drafter, fresh_in, job, optimum, setting_of, true_speedup, tuned
 
 from draftsmith.errors import EnvironmentFailed, InvalidMeasurement, UsageError
-from draftsmith.manifest import read_jsonl
+from draftsmith.manifest import append_jsonl, read_jsonl
 from draftsmith.measure.protocol import LAUNCHES
 from draftsmith.measure.recorder import Planned
+from draftsmith.metrics import Acceptance
 from draftsmith.tune.candidates import candidates_for, read_drafter
 from draftsmith.tune.command import Subject, conclude, plan
 from draftsmith.tune.page import render
@@ -86,6 +87,16 @@ def test_without_breakeven_the_costs_are_measured_first(tmp_path: Path, monkeypa
     assert content["sources"] == {"acceptance": "measured by tune: chain 5", "costs": "measured by tune"}
     for entry in content["candidates"]:
         assert entry["predicted"]["value"] == pytest.approx(true_speedup(entry["concurrency"], entry["depth"]), rel=ROUGHLY)
+
+
+def test_what_the_bench_counted_needs_no_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for launch, invalid in enumerate(([], [], ["lost"])):
+        cell = {"acceptance": Acceptance(500, (400, 320, 256, 205, 164)).as_dict()}
+        append_jsonl(tmp_path / "bench" / LAUNCHES, {"launch": launch, "cells": [cell], "invalid": invalid})
+    world = World()
+    content = tuned(monkeypatch, job(tmp_path), world)
+    assert content["acceptance"]["rounds"] == 1000 and content["sources"]["acceptance"] == "the recipe's bench"
+    assert not any(name.endswith("(probe)") for name in world.measured)
 
 
 def test_one_candidate_goes_straight_to_the_confirmation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +256,7 @@ def test_on_mock_servers(tmp_path: Path) -> None:
 
 def test_the_plan_counts_the_most_launches_there_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, world = job(tmp_path), World()
-    subject = Subject(made, drafter(tmp_path), candidates_for(SETTINGS, drafter(tmp_path), "vllm"))
+    subject = Subject(made, drafter(tmp_path), candidates_for(SETTINGS, drafter(tmp_path), "vllm"), fresh_in(made))
     before = plan(subject, SETTINGS)
     tuned(monkeypatch, made, world)
     assert len(world.measured) <= before.launches <= len(world.measured) + 8

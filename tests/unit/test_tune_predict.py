@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 from tune_world import SURVIVAL, break_even, optimum, survival, table, true_speedup
 
 from draftsmith.errors import UsageError
 from draftsmith.measure.costmodel import Prediction, fit_cost_model
+from draftsmith.measure.costmodel_terms import Shape
 from draftsmith.metrics import Acceptance
 from draftsmith.tune.candidates import Candidate
-from draftsmith.tune.predict import Knowledge, accept_len_interval, accepted_by, costs_of, fitted, predict, prune, prune_at
+from draftsmith.tune.predict import Knowledge, accept_len_interval, accepted_by, costs_of, fitted, predict, prune, prune_at, shape_of
 
 DEPTHS = (1, 2, 3, 4, 5, 6, 7)
 CHAINS = [Candidate("chain", depth, depth + 1) for depth in DEPTHS]
@@ -58,18 +60,24 @@ def test_the_best_is_measured_even_when_it_seems_not_to_pay() -> None:
 
 
 def test_without_a_model_everything_is_measured_and_the_reason_is_said() -> None:
-    model, why = fitted(table(concurrency=(1,), depths=(3,)))
+    model, why = fitted(table(concurrency=(1,), depths=(3,)), Shape())
     assert model is None
     fates = prune(CHAINS, (1,), Knowledge(COUNTED, model, {}, {}, why), keep=1)
     assert {fate.state for fate in fates} == {"measured"} and all("2 cells" in fate.reason for fate in fates)
 
 
 def test_one_depth_alone_does_not_tell_another() -> None:
-    model, _ = fitted(table(concurrency=(1, 2, 4, 8, 16), depths=(3,)))
+    model, _ = fitted(table(concurrency=(1, 2, 4, 8, 16), depths=(3,)), Shape())
     assert model is not None
     known = Knowledge(COUNTED, model, {}, {})
     assert predict(known, Candidate("chain", 3, 4), 8) is not None
     assert predict(known, Candidate("chain", 5, 6), 8) is None
+
+
+def test_experts_of_the_target_are_told_to_the_model(tmp_path: Path) -> None:
+    assert shape_of(tmp_path) == Shape()
+    (tmp_path / "config.json").write_text('{"n_routed_experts": 384, "num_experts_per_tok": 8}')
+    assert shape_of(tmp_path) == Shape(384, 8)
 
 
 # --- acceptance ------------------------------------------------------------------------------------------------------

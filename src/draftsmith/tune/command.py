@@ -32,27 +32,29 @@ LAUNCH_S, TOK_S = 28.0, 32.0  # seen on two CPU cores with a 135 M target; only 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is tuned."""
+    """What is tuned. fresh: stages of the run that are finished for this recipe, so that their figures may be used."""
 
     job: Job
     drafter: Drafter
     candidates: Sequence[Candidate]
+    fresh: frozenset[str] = frozenset()
 
 
-def subject_of(job: Job, settings: TuneSettings, folder: Path | None) -> Subject:
+def subject_of(job: Job, settings: TuneSettings, folder: Path | None, fresh: frozenset[str]) -> Subject:
     """folder: a drafter from elsewhere; None: what the run exported. Raises UsageError when there is none, or for what cannot be tried."""
-    exported = job.folder("export")
-    if folder is None and not (exported / "config.json").is_file():
-        raise UsageError(f"no drafter in {exported}", hint="draftsmith run RECIPE --until export, or --drafter DIR")
-    drafter = read_drafter((folder or exported).resolve())
-    return Subject(job, drafter, candidates_for(settings, drafter, engine_version(job.engine.name)[0]))
+    if folder is None and "export" not in fresh:
+        raise UsageError(
+            f"no drafter of this recipe in {job.folder('export')}", hint="draftsmith run RECIPE --until export, or --drafter DIR"
+        )
+    drafter = read_drafter(job.folder("export") if folder is None else folder.resolve())
+    return Subject(job, drafter, candidates_for(settings, drafter, engine_version(job.engine.name)[0]), fresh)
 
 
 def plan(subject: Subject, settings: TuneSettings) -> Plan:
     """The most launches there can be, and their time: as long as those that the run already has, else a guess."""
     job, candidates, places = subject.job, len(subject.candidates), len(settings.concurrency)
     pruned = candidates > settings.keep
-    probes = (1 if (job.folder("breakeven") / "summary.json").exists() else 3) if pruned else 0
+    probes = (1 if "breakeven" in subject.fresh else 3) if pruned else 0
     arms = min(candidates, settings.keep * places)
     screened = settings.rounds * (1 + arms) * (1 + len(settings.env_sets)) if arms > 1 or settings.env_sets else 0
     confirmed = settings.last_pair * (1 + min(arms, places))
@@ -86,7 +88,7 @@ def run(subject: Subject, settings: TuneSettings) -> dict[str, Any]:
 
 def conclude(setting: Setting, subject: Subject, settings: TuneSettings) -> dict[str, Any]:
     """All phases on whatever starts servers, and the files."""
-    experiment, found = measure(setting, subject.candidates, settings)
+    experiment, found = measure(setting, subject.candidates, settings, subject.fresh)
     content = document(subject.job, subject.drafter, settings, experiment, found)
     atomic_write_json(setting.folder / RESULT, content)
     write_page(setting.folder, content)

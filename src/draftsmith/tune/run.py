@@ -7,14 +7,14 @@ acceptance) is kept in known.json, so that going on after a kill plans the same 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from draftsmith.errors import InvalidMeasurement
 from draftsmith.job import Job
-from draftsmith.manifest import Manifest, atomic_write_json, read_jsonl
+from draftsmith.manifest import atomic_write_json, read_jsonl
 from draftsmith.measure.costmodel_terms import Cell
 from draftsmith.measure.protocol import LAUNCHES, replies_of
 from draftsmith.measure.statistics import geometric_mean, num_pairs, verdict
@@ -24,7 +24,7 @@ from draftsmith.metrics import Acceptance
 from draftsmith.tune.candidates import Arm, Candidate, Drafter
 from draftsmith.tune.emit import ADAPTIVE_CONFIG, Emitted, emit, fixed_choice
 from draftsmith.tune.experiment import Experiment, Setting
-from draftsmith.tune.predict import Fate, Knowledge, costs_of, fitted, prune
+from draftsmith.tune.predict import Fate, Knowledge, costs_of, fitted, prune, shape_of
 from draftsmith.tune.ranking import Choice, Ratio, better_environment, choose, environment_effect
 from draftsmith.tune.settings import TuneSettings
 
@@ -51,23 +51,19 @@ class Found:
 # --- what is known before ---------------------------------------------------------------------------------------------
 
 
-def read_known(job: Job, folder: Path, drafter: Drafter) -> Row:
-    """known.json, made at the first start: break-even entries of the recipe's run, and acceptance from its bench."""
+def read_known(job: Job, folder: Path, drafter: Drafter, fresh: Collection[str]) -> Row:
+    """known.json, made at the first start: break-even entries of the recipe's run, and acceptance from its bench, if those are `fresh`."""
     path = folder / KNOWN
     if not path.exists():
-        summary = job.folder("breakeven") / "summary.json"
-        entries = json.loads(summary.read_text())["break_even"] if summary.exists() else []
-        counted = acceptance_of_bench(job, drafter)
+        entries = json.loads((job.folder("breakeven") / "summary.json").read_text())["break_even"] if "breakeven" in fresh else []
+        counted = acceptance_of_bench(job, drafter) if "bench" in fresh else None
         atomic_write_json(path, {"break_even": entries, "acceptance": counted.as_dict() if counted else None})
     return json.loads(path.read_text())
 
 
 def acceptance_of_bench(job: Job, drafter: Drafter) -> Acceptance | None:
-    """Counts of the recipe's bench over all its valid launches, when it measured this drafter (the export that is there now)."""
-    made, conditions = Manifest.read(job.folder("export")), job.folder("bench") / "conditions.json"
-    if drafter.folder != job.folder("export") or made is None or not conditions.exists():
-        return None
-    if json.loads(conditions.read_text())["drafter"].get("weights") != made.outputs.get("model.safetensors"):
+    """Counts of the recipe's bench over all its valid launches; None for a drafter from elsewhere."""
+    if drafter.folder != job.folder("export"):
         return None
     total = None
     for row in read_jsonl(job.folder("bench") / LAUNCHES):
@@ -104,7 +100,7 @@ def knowledge(experiment: Experiment, candidates: Sequence[Candidate], settings:
         if counted is None:
             raise InvalidMeasurement(said_why(experiment, deepest), hint="is it the right drafter? draftsmith verify says what is wrong")
     cells, measured = costs_of(known["break_even"]) if known["break_even"] else (own_cells(experiment), {})
-    model, why = fitted(cells)
+    model, why = fitted(cells, shape_of(experiment.setting.job.target))
     return Knowledge(counted, model, measured, sources, why)
 
 
@@ -230,10 +226,12 @@ def check_schedule(experiment: Experiment, emitted: Emitted, baseline: Arm, sett
 # --- all of it -------------------------------------------------------------------------------------------------------
 
 
-def measure(setting: Setting, candidates: Sequence[Candidate], settings: TuneSettings) -> tuple[Experiment, Found]:
-    """All phases. Raises EnvironmentFailed when the baseline does not come up, InvalidMeasurement when nothing can be predicted."""
+def measure(
+    setting: Setting, candidates: Sequence[Candidate], settings: TuneSettings, fresh: Collection[str] = ()
+) -> tuple[Experiment, Found]:
+    """All phases. fresh: stages of the run that are finished for this recipe. Raises EnvironmentFailed when the baseline does not come up, InvalidMeasurement when nothing can be predicted."""
     experiment, job = Experiment(setting), setting.job
-    known = knowledge(experiment, candidates, settings, read_known(job, setting.folder, setting.drafter))
+    known = knowledge(experiment, candidates, settings, read_known(job, setting.folder, setting.drafter, fresh))
     fates = prune(candidates, settings.concurrency, known, settings.keep)
     for fate in fates:
         if fate.state == "pruned":
