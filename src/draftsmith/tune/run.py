@@ -229,7 +229,10 @@ def check_schedule(experiment: Experiment, emitted: Emitted, baseline: Arm, sett
 def measure(
     setting: Setting, candidates: Sequence[Candidate], settings: TuneSettings, fresh: Collection[str] = ()
 ) -> tuple[Experiment, Found]:
-    """All phases. fresh: stages of the run that are finished for this recipe. Raises EnvironmentFailed when the baseline does not come up, InvalidMeasurement when nothing can be predicted."""
+    """All phases. fresh: stages of the run that are finished for this recipe.
+
+    Raises EnvironmentFailed when the baseline does not come up, InvalidMeasurement when nothing can be predicted or measured.
+    """
     experiment, job = Experiment(setting), setting.job
     known = knowledge(experiment, candidates, settings, read_known(job, setting.folder, setting.drafter, fresh))
     fates = prune(candidates, settings.concurrency, known, settings.keep)
