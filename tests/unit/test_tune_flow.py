@@ -14,8 +14,9 @@ from draftsmith.manifest import append_jsonl, read_jsonl
 from draftsmith.measure.protocol import LAUNCHES
 from draftsmith.measure.recorder import Planned
 from draftsmith.metrics import Acceptance
-from draftsmith.tune.candidates import candidates_for, read_drafter
+from draftsmith.tune.candidates import Arm, Candidate, candidates_for, read_drafter
 from draftsmith.tune.command import Subject, conclude, plan
+from draftsmith.tune.experiment import Experiment
 from draftsmith.tune.page import render
 from draftsmith.tune.result import told
 from draftsmith.tune.settings import TuneSettings
@@ -114,10 +115,12 @@ def costly(at: int) -> Any:
 
 
 def test_where_it_does_not_pay_it_is_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    content = tuned(monkeypatch, job(tmp_path), World(slower=costly(8)))
+    world = World(slower=costly(8))
+    content = tuned(monkeypatch, job(tmp_path), world)
     assert [row["speedup"]["verdict"] for row in content["concurrency"]] == ["pays", "does not pay", "does not pay"]
     assert content["exit_code"] == 0 and content["switch_off_above"] == 1 and "Switch it off above 1" in content["verdict"]
     assert json.loads(content["engine_takes"]["flags"][1])["num_speculative_tokens_per_batch_size"][1:] == [[2, 32, 0]]
+    assert [planned.quiet for planned in world.launches if planned.name == "schedule (schedule)"] == [(8, 32), (8, 32)]
 
 
 def test_when_nothing_pays_the_exit_code_is_1_and_no_flags_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,6 +252,16 @@ def test_on_mock_servers(tmp_path: Path) -> None:
     assert content["invalid"] == [] and (tmp_path / "tune" / "tune.html").exists()
     assert content["acceptance"]["survival"] == pytest.approx([2 / 3, 2 / 3, 1 / 3], abs=0.2)
     assert {row["speedup"]["pairs"] for row in content["concurrency"]} == {2}
+
+
+def test_a_schedule_that_drafts_nothing_somewhere_is_no_fault_there(tmp_path: Path) -> None:
+    settings = TuneSettings.model_validate({"depths": (3,), "concurrency": (1,), "requests": (2,), "warmup_requests": (1,)})
+    launches = {"schedule": setting_of(job(tmp_path), settings).launch(Arm(Candidate("chain", 3, 4)))}
+    for quiet, valid in (((1,), True), ((), False)):
+        experiment = Experiment(setting_of(job(tmp_path / str(valid)), settings, start=mock_starter(lambda _: Behaviour())))
+        experiment.add("schedule", {Arm(Candidate("schedule", 3, 4)): (1,)}, 1, launches, quiet)
+        experiment.run()
+        assert (experiment.invalid() == []) == valid
 
 
 # --- before anything is launched -------------------------------------------------------------------------------------

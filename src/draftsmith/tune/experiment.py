@@ -80,16 +80,25 @@ class Experiment:
 
     # --- planning ---
 
-    def add(self, phase: Phase, arms: Mapping[Arm, Sequence[int]], rounds: int, launches: Mapping[str, Launch] | None = None) -> None:
+    def add(
+        self,
+        phase: Phase,
+        arms: Mapping[Arm, Sequence[int]],
+        rounds: int,
+        launches: Mapping[str, Launch] | None = None,
+        quiet: Sequence[int] = (),
+    ) -> None:
         """A phase: `arms` with their concurrencies, in order, each round in the reverse order of the one before.
 
-        launches: for arms whose launch is not that of a candidate, by the arm's name."""
+        launches: for arms whose launch is not that of a candidate, by the arm's name. quiet: where those draft nothing.
+        """
         first_pair = self.steps[-1].planned.pair + 1 if self.steps else 0
         for number in range(rounds):
             for arm in list(arms) if number % 2 == 0 else list(arms)[::-1]:
                 name = arm.name
                 launch = (launches or {}).get(name) or self.setting.launch(arm)
-                planned = Planned(len(self.steps), first_pair + number, f"{name} ({phase})", launch)
+                silent = tuple(quiet) if name in (launches or {}) else ()
+                planned = Planned(len(self.steps), first_pair + number, f"{name} ({phase})", launch, quiet=silent)
                 self.steps.append(Step(planned, phase, arm, name, tuple(arms[arm])))
 
     def workload_of(self, planned: Planned) -> Workload:

@@ -209,15 +209,19 @@ def speedup_of(experiment: Experiment, phase: Any, concurrency: int, baseline: A
     return row | {"ratio": found.value, "low": found.low, "high": found.high, "df": found.df, "verdict": verdict(found), "reason": ""}
 
 
-def check_schedule(experiment: Experiment, emitted: Emitted, baseline: Arm, settings: TuneSettings, env_set: str) -> dict[int, Row]:
-    """The schedule as the engine is given it, against the baseline at every concurrency. Engines have been seen to lose speed where a
-    schedule switches."""
+def check_schedule(
+    experiment: Experiment, emitted: Emitted, best: Mapping[int, Candidate | None], arms: tuple[Arm, str], settings: TuneSettings
+) -> dict[int, Row]:
+    """The schedule as the engine is given it, against the baseline at every concurrency: engines have been seen to lose speed where a
+    schedule switches. arms: the baseline, and the environment of the other server."""
+    baseline, env_set = arms
     if len(emitted.ranges) < 2 or emitted.drafting is None or settings.check_schedule == "never":
         return {}
     depth = emitted.drafting.depth
     arm = Arm(Candidate("schedule", depth, depth + 1), env_set)
     launch = experiment.setting.launch(arm, emitted.drafting, emitted.extra_flags)
-    experiment.add("schedule", {baseline: settings.concurrency, arm: settings.concurrency}, 2, {arm.name: launch})
+    both = {baseline: settings.concurrency, arm: settings.concurrency}
+    experiment.add("schedule", both, 2, {arm.name: launch}, [c for c, candidate in best.items() if candidate is None])
     experiment.run()
     looks = Looks(2, 2)
     return {c: speedup_of(experiment, "schedule", c, baseline, arm, looks) for c in settings.concurrency}
@@ -251,7 +255,7 @@ def measure(
     emitted = emit(best, fixed, setting.drafter, job.engine.name, setting.folder, job.engine.flags)
     if emitted.config is not None:
         atomic_write_json(setting.folder / ADAPTIVE_CONFIG, emitted.config)
-    checked = check_schedule(experiment, emitted, baseline, settings, env_set)
+    checked = check_schedule(experiment, emitted, best, (baseline, env_set), settings)
     return experiment, Found(fates, known, choices, baseline, environments, speedups, best, emitted, checked)
 
 
