@@ -123,6 +123,18 @@ def test_where_it_does_not_pay_it_is_switched_off(tmp_path: Path, monkeypatch: p
     assert [planned.quiet for planned in world.launches if planned.name == "schedule (schedule)"] == [(8, 32), (8, 32)]
 
 
+def test_a_schedule_that_loses_what_was_confirmed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lossy(planned: Planned, concurrency: int) -> float:
+        """Rounds cost more from 8 on; a server with a schedule is slow there, and at 1 as well."""
+        return 4.0 if planned.name.startswith("schedule") else costly(8)(planned, concurrency)
+
+    content = tuned(monkeypatch, job(tmp_path), World(slower=lossy))
+    assert len(content["findings"]) == 3
+    assert "at 1 at a time the engine loses with the schedule what it wins" in content["findings"][0]
+    assert "at 8 at a time the engine is slowed down by a schedule that drafts nothing" in content["findings"][1]
+    assert content["findings"][0] in told(content) and content["findings"][0] in render(content)
+
+
 def test_when_nothing_pays_the_exit_code_is_1_and_no_flags_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = tuned(monkeypatch, job(tmp_path), World(slower=costly(1)))
     assert content["exit_code"] == 1 and content["engine_takes"]["flags"] == [] and content["switch_off_above"] == 0

@@ -124,7 +124,7 @@ def emit(best: Best, fixed: Candidate | None, drafter: Drafter, engine: str, fol
     """What to start the server with. fixed: the choice without a schedule; None when nothing pays. flags: of every launch, by name.
     folder: where the SGLang config file lies."""
     if fixed is None:
-        return Emitted([], None, notes=("nothing pays: serve without a drafter",))
+        return Emitted([], None, notes=("nothing was shown to pay: serve without a drafter",))
     family, version = engine_version(engine)
     ranges = ranges_of(best)
     off = switch_off_above(best)

@@ -77,6 +77,8 @@ def shape_of(target: Path) -> Shape:
 
 def fitted(cells: Sequence[Cell], shape: Shape) -> tuple[CostModel | None, str]:
     """(model, "") or (None, why there is none)."""
+    if all(cell.depth for cell in cells):
+        return None, "no valid decode step of the baseline"
     try:
         return fit_cost_model(cells, shape), ""
     except InvalidMeasurement as error:

@@ -9,7 +9,7 @@ from typing import Any
 from draftsmith.job import Job
 from draftsmith.manifest import hardware, tool_versions
 from draftsmith.tune.candidates import Arm, Drafter
-from draftsmith.tune.emit import switch_off_above
+from draftsmith.tune.emit import Best, switch_off_above
 from draftsmith.tune.experiment import Experiment
 from draftsmith.tune.ranking import ratio, scatter
 from draftsmith.tune.run import Found, Row
@@ -43,6 +43,7 @@ def document(job: Job, drafter: Drafter, settings: TuneSettings, experiment: Exp
         "environment": environment(found, settings),
         "engine_takes": found.emitted.as_dict(),
         "schedule_check": [{"concurrency": c, **row} for c, row in found.schedule.items()],
+        "findings": findings(found.schedule, found.best),
         "switch_off_above": switch_off_above(found.best),
         "invalid": experiment.invalid(),
         "launches": len(experiment.rows("probe", "screen", "confirm", "schedule", valid=False)),
@@ -80,6 +81,18 @@ def place(experiment: Experiment, found: Found, concurrency: int) -> Row:
     }
 
 
+def findings(schedule: Mapping[int, Row], best: Best) -> list[str]:
+    """Where the schedule does not keep what was confirmed without it."""
+    found = []
+    for concurrency, row in schedule.items():
+        if row["verdict"] == "does not pay":
+            what = (
+                "loses with the schedule what it wins without" if best[concurrency] else "is slowed down by a schedule that drafts nothing"
+            )
+            found.append(f"at {concurrency} at a time the engine {what}: {bounds(row)} of plain decoding; use two servers")
+    return found
+
+
 def exit_code(content: Mapping[str, Any]) -> int:
     """0 when some place pays and nothing that decides it is invalid; 1 when no place pays; 3 when that cannot be told."""
     verdicts = [row["speedup"]["verdict"] if row["speedup"] else "inconclusive" for row in content["concurrency"]]
@@ -102,7 +115,8 @@ def sentence(content: Mapping[str, Any]) -> str:
         else:
             parts.append(f"at {at} at a time the best, {speedup['arm']}, {WORDS[speedup['verdict']]}: {bounds(speedup)}")
     off = content["switch_off_above"]
-    tail = "" if off is None else " Switch speculation off." if off == 0 else f" Switch it off above {off} at a time."
+    nowhere = " Switch speculation off." if exit_code(content) == NEVER else " Nothing was shown to pay."
+    tail = "" if off is None else nowhere if off == 0 else f" Switch it off above {off} at a time."
     return "; ".join(parts)[:1].upper() + "; ".join(parts)[1:] + "." + tail
 
 
@@ -133,6 +147,7 @@ def told(content: Mapping[str, Any]) -> str:
     lines += [f"note: {note}" for note in takes["notes"]]
     for row in content["schedule_check"]:
         lines.append(f"the schedule at {row['concurrency']} at a time: {bounds(row) if row['ratio'] else row['reason']}")
+    lines += [f"note: {finding}" for finding in content["findings"]]
     return "\n".join([*lines, content["verdict"]])
 
 
