@@ -7,20 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tune_world import SETTINGS, World, drafter, fresh_in, job, optimum, setting_of, true_speedup, tuned
+from tune_world import SETTINGS, World, drafter, fresh_in, job, optimum, true_speedup, tuned
 
 from draftsmith.errors import EnvironmentFailed, InvalidMeasurement, UsageError
 from draftsmith.manifest import append_jsonl, read_jsonl
 from draftsmith.measure.protocol import LAUNCHES
 from draftsmith.measure.recorder import Planned
 from draftsmith.metrics import Acceptance
-from draftsmith.tune.candidates import Arm, Candidate, candidates_for, read_drafter
-from draftsmith.tune.command import Subject, conclude, plan
-from draftsmith.tune.experiment import Experiment
+from draftsmith.tune.candidates import candidates_for, read_drafter
+from draftsmith.tune.command import Subject, plan
 from draftsmith.tune.page import render
 from draftsmith.tune.result import told
 from draftsmith.tune.settings import TuneSettings
-from mock_server import Behaviour, mock_starter
 
 ROUGHLY = 0.05  # a reply's last round is cut, and requests have a prefill
 
@@ -245,35 +243,6 @@ def test_an_arm_that_does_not_come_up_twice_is_left_out(tmp_path: Path, monkeypa
 def test_a_baseline_that_does_not_come_up_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(EnvironmentFailed, match="ran out of memory"):
         tuned(monkeypatch, job(tmp_path), World(dead=("baseline",)))
-
-
-# --- on servers ------------------------------------------------------------------------------------------------------
-
-
-def test_on_mock_servers(tmp_path: Path) -> None:
-    small = {"depths": (1, 3), "keep": 1, "rounds": 1, "concurrency": (1, 2), "requests": (2, 4), "warmup_requests": (1, 2), "pairs": 2}
-    settings = TuneSettings.model_validate({**small, "output_tokens": 13, "warmup_tokens": 2, "canary_tokens": 4})
-
-    def behaviour(planned: Planned) -> Behaviour:
-        most = planned.depth
-        return Behaviour(accepted=tuple(min(most, n) for n in (3, 0, 2)), depth=most) if most else Behaviour()
-
-    made = job(tmp_path, known=False)
-    setting = setting_of(made, settings, start=mock_starter(behaviour))
-    content = conclude(setting, Subject(made, setting.drafter, candidates_for(settings, setting.drafter, "vllm")), settings)
-    assert content["invalid"] == [] and (tmp_path / "tune" / "tune.html").exists()
-    assert content["acceptance"]["survival"] == pytest.approx([2 / 3, 2 / 3, 1 / 3], abs=0.2)
-    assert {row["speedup"]["pairs"] for row in content["concurrency"]} == {2}
-
-
-def test_a_schedule_that_drafts_nothing_somewhere_is_no_fault_there(tmp_path: Path) -> None:
-    settings = TuneSettings.model_validate({"depths": (3,), "concurrency": (1,), "requests": (2,), "warmup_requests": (1,)})
-    launches = {"schedule": setting_of(job(tmp_path), settings).launch(Arm(Candidate("chain", 3, 4)))}
-    for quiet, valid in (((1,), True), ((), False)):
-        experiment = Experiment(setting_of(job(tmp_path / str(valid)), settings, start=mock_starter(lambda _: Behaviour())))
-        experiment.add("schedule", {Arm(Candidate("schedule", 3, 4)): (1,)}, 1, launches, quiet)
-        experiment.run()
-        assert (experiment.invalid() == []) == valid
 
 
 # --- before anything is launched -------------------------------------------------------------------------------------

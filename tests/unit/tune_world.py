@@ -30,6 +30,18 @@ from synthetic_runs import simulate
 
 PROMPTS = [Prompt(f"p{i}", (100 + i, 7), "chat") for i in range(80)]
 SETTINGS = TuneSettings(concurrency=(1, 8, 32), requests=(3, 16, 64), warmup_requests=(1, 8, 32), output_tokens=513, pairs=2)
+SMALL = TuneSettings(
+    depths=(1, 3),
+    keep=1,
+    rounds=1,
+    concurrency=(1, 2),
+    requests=(2, 4),
+    warmup_requests=(1, 2),
+    pairs=2,
+    output_tokens=13,
+    warmup_tokens=2,
+    canary_tokens=4,
+)
 SURVIVAL = 0.8  # of a draft, given those before it
 FLOOR_S, ROW_S, DRAFT_S = 0.010, 0.0004, 0.0006
 
@@ -169,3 +181,10 @@ def tuned(monkeypatch: Any, made: Job, world: World, settings: TuneSettings = SE
     engine = "sglang" if made.engine.name.startswith("sglang") else "vllm"
     candidates: Sequence[Candidate] = candidates_for(settings, setting.drafter, engine)
     return conclude(setting, Subject(made, setting.drafter, candidates, fresh_in(made)), settings)
+
+
+def conclude_on(folder: Path, settings: TuneSettings, start: Any) -> Mapping[str, Any]:
+    """A whole tune on servers that `start` starts, without a break-even table."""
+    made = job(folder, known=False)
+    setting = setting_of(made, settings, start=start)
+    return conclude(setting, Subject(made, setting.drafter, candidates_for(settings, setting.drafter, "vllm")), settings)
