@@ -266,6 +266,13 @@ def test_drafters_are_read_from_their_config(tmp_path: Path) -> None:
         candidates_for(TuneSettings(blocks=(16,)), made, "vllm")
 
 
+def test_trees_are_tried_where_the_engine_has_them(tmp_path: Path) -> None:
+    made = drafter(tmp_path)
+    assert [c.name for c in candidates_for(TuneSettings(depths=(1,)), made, "sglang")] == ["chain 1", "tree 3-4-16", "tree 5-4-32"]
+    assert [c.name for c in candidates_for(TuneSettings(depths=(1,)), made, "vllm")] == ["chain 1"]
+    assert [c.name for c in candidates_for(TuneSettings(depths=(1,), trees=()), made, "sglang")] == ["chain 1"]
+
+
 def test_what_an_engine_cannot_draft_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="vllm drafts no trees"):
         candidates_for(TuneSettings(trees=("3-4-16",)), drafter(tmp_path), "vllm")

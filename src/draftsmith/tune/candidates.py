@@ -12,6 +12,7 @@ from draftsmith.engines.protocol import Drafting
 from draftsmith.errors import UsageError
 from draftsmith.tune.settings import TREE, TuneSettings
 
+TREES = {"sglang": ("3-4-16", "5-4-32")}  # tried when the settings name none; vLLM drafts no trees
 Kind = Literal["chain", "tree", "block", "schedule"]
 
 
@@ -94,7 +95,7 @@ def candidates_for(settings: TuneSettings, drafter: Drafter, engine: str) -> lis
     if settings.blocks:
         raise UsageError("tune.blocks is for DFlash drafters, and this one is EAGLE-3", hint="tune.depths and tune.trees")
     found = [Candidate("chain", depth, depth + 1) for depth in settings.depths]
-    for word in settings.trees:
+    for word in TREES.get(engine, ()) if settings.trees is None else settings.trees:
         match = TREE.fullmatch(word)
         assert match is not None, word
         steps, top_k, tokens = map(int, match.groups())

@@ -20,7 +20,7 @@ class TuneSettings(Settings):
     """What is tried, how it is measured, and what counts as a tie."""
 
     depths: tuple[int, ...] = Field(default=(1, 2, 3, 5), description="EAGLE-3 chains: drafts per round")
-    trees: tuple[str, ...] = Field(default=(), description="EAGLE-3 trees as STEPS-TOPK-TOKENS, like 3-4-16 (SGLang)")
+    trees: tuple[str, ...] | None = Field(default=None, description="EAGLE-3 trees as STEPS-TOPK-TOKENS; default on SGLang: 3-4-16, 5-4-32")
     blocks: tuple[int, ...] = Field(default=(), description="DFlash blocks; default: the trained one, a half and a quarter of it")
     env_sets: dict[str, dict[str, Variable]] = Field(default={}, description="named sets of environment variables that are tried besides")
     concurrency: tuple[int, ...] = Field(default=(1, 8), min_length=1)
@@ -56,8 +56,8 @@ class TuneSettings(Settings):
 
     @field_validator("trees")
     @classmethod
-    def trees_that_can_be(cls, words: tuple[str, ...]) -> tuple[str, ...]:
-        for word in words:
+    def trees_that_can_be(cls, words: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for word in words or ():
             match = TREE.fullmatch(word)
             if match is None:
                 raise ValueError(f"tree {word!r} is not STEPS-TOPK-TOKENS, for example 3-4-16")
