@@ -59,4 +59,4 @@ def test_a_schedule_that_drafts_nothing_somewhere_is_no_fault_there(tmp_path: Pa
         experiment = Experiment(setting_of(job(tmp_path / str(valid)), settings, start=mock_starter(lambda _: Behaviour())))
         experiment.add("schedule", {Arm(Candidate("schedule", 3, 4)): (1,)}, 1, launches, quiet)
         experiment.run()
-        assert (experiment.invalid() == []) == valid
+        assert (experiment.invalid() == []) == valid and experiment.acceptance(Arm(Candidate("schedule", 3, 4))) is None

@@ -182,14 +182,14 @@ class Experiment:
         ]
 
     def acceptance(self, arm: Arm, concurrency: int | None = None) -> Acceptance | None:
-        """Counts of an arm over all its valid launches, at one concurrency or at all; None when nobody counted."""
+        """Counts of an arm over all its valid launches, at one concurrency or at all; None when nobody counted a round."""
         total = None
         for step, row in self.rows("probe", "screen", "confirm", "schedule"):
             for cell in row["cells"]:
                 if step.arm == arm and cell["acceptance"] and concurrency in (None, cell["concurrency"]):
                     counted = Acceptance.from_dict(cell["acceptance"])
                     total = counted if total is None else total + counted
-        return total
+        return total if total is not None and total.rounds else None
 
     def invalid(self) -> list[Row]:
         """Launches that prove nothing."""
