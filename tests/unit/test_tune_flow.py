@@ -158,9 +158,11 @@ def test_a_drafter_that_is_never_right_ends_it_with_the_reason(tmp_path: Path, m
 
 
 def test_pairs_end_early_when_everything_is_decided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World()
-    tuned(monkeypatch, job(tmp_path), world, SETTINGS.model_copy(update={"depths": (3,), "pairs_max": 6}))
-    assert len(world.measured) == 4
+    world, again = World(slower=costly(8)), World(slower=costly(8))
+    settings = SETTINGS.model_copy(update={"depths": (3,), "pairs_max": 6})
+    content = tuned(monkeypatch, job(tmp_path), world, settings)
+    assert [name for name, _ in groups(phases(world))] == ["confirm", "schedule"] and phases(world).count("confirm") == 4
+    assert tuned(monkeypatch, job(tmp_path), again, settings) == content and again.measured == []
 
 
 # --- engines, trees, blocks, environments ----------------------------------------------------------------------------

@@ -76,6 +76,7 @@ class Experiment:
         self.setting = setting
         self.folder = setting.folder
         self.steps: list[Step] = []
+        self.planned = 0  # launches, with those that an early end made unnecessary: their numbers are not given again
         self.together = setting.together
 
     # --- planning ---
@@ -98,12 +99,13 @@ class Experiment:
                 name = arm.name
                 launch = (launches or {}).get(name) or self.setting.launch(arm)
                 silent = tuple(quiet) if name in (launches or {}) else ()
-                planned = Planned(len(self.steps), first_pair + number, f"{name} ({phase})", launch, quiet=silent)
+                planned = Planned(self.planned, first_pair + number, f"{name} ({phase})", launch, quiet=silent)
                 self.steps.append(Step(planned, phase, arm, name, tuple(arms[arm])))
+                self.planned += 1
 
     def workload_of(self, planned: Planned) -> Workload:
         """The cells that this launch is for; prompts and order are those of every other launch."""
-        wanted = self.steps[planned.index].concurrency
+        wanted = next(step.concurrency for step in self.steps if step.planned.index == planned.index)
         workload = self.setting.workload
         return replace(workload, cells=tuple(cell for cell in workload.cells if cell.concurrency in wanted))
 
@@ -127,10 +129,20 @@ class Experiment:
             how = How(setting.watch, live, after_pair, self.workload_of)
             launches = [step.planned for step in steps]
             try:
-                run_launches(self.folder, launches, setting.workload, setting.start, setting.served, setting.job.talk, self.together, how)
+                self.end(
+                    run_launches(
+                        self.folder, launches, setting.workload, setting.start, setting.served, setting.job.talk, self.together, how
+                    )
+                )
                 return
             except (EnvironmentFailed, CheckFailed) as error:
                 self.bury(steps, error)
+
+    def end(self, reason: str) -> None:
+        """A phase that ended early leaves no launch behind that a later phase would make up for."""
+        if reason:
+            finished = {row["launch"] for row in read_jsonl(self.folder / LAUNCHES)}
+            self.steps = [step for step in self.steps if step.planned.index in finished or self.dead(step.arm)]
 
     def bury(self, steps: Sequence[Step], error: EnvironmentFailed | CheckFailed) -> None:
         """Write down that an arm did not come up. Side by side nobody knows which, so from then on one at a time."""
