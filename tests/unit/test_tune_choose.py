@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from draftsmith.engines.protocol import Drafting
+from draftsmith.engines.sglang.engine import speculative_flags
+from draftsmith.errors import UsageError
 from draftsmith.tune.candidates import Arm, Candidate, Drafter
 from draftsmith.tune.emit import Range, emit, fixed_choice, ranges_of, switch_off_above
 from draftsmith.tune.ranking import better_environment, choose, environment_effect, ratio, scatter
@@ -103,6 +106,11 @@ def test_what_sglang_takes() -> None:
     assert told.config == {"1": {"candidate_steps": [5]}, "3": {"candidate_steps": [2]}, "9": {"candidate_steps": [0]}}
     assert told.flags[-3:] == ["--speculative-adaptive", "--speculative-adaptive-config", "/run/tune/sglang-adaptive.json"]
     assert told.flags[told.flags.index("--speculative-num-steps") + 1] == "5", "the steps to begin with must be among the candidates"
+
+
+def test_sglang_is_not_given_vllms_schedule() -> None:
+    with pytest.raises(UsageError, match="takes no schedule here"):
+        speculative_flags(Drafting("eagle3", Path("/d"), 2, schedule=((1, 8, 2),)))
 
 
 @pytest.mark.parametrize(
