@@ -18,7 +18,7 @@ from draftsmith.tuning import env_sets, settings_of
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "smollm2-cpu.yaml"
 CONTENT = {
     **{"verdict": "Chain 3 pays.", "exit_code": 0, "candidates": [], "concurrency": [], "environments": [], "left_out": {}, "invalid": []},
-    **{"engine_takes": {"flags": [], "schedule": [], "notes": []}, "schedule_check": [], "findings": []},
+    **{"engine_takes": {"flags": [], "schedule": [], "notes": []}, "schedule_check": [], "findings": [], "environment": {}},
 }
 
 

@@ -132,7 +132,8 @@ def told(content: Mapping[str, Any]) -> str:
     """A table of every candidate at every concurrency, what the engine takes, and the verdict as the last line."""
     lines = [f"{'at a time':>9}  {'candidate':14} {'predicted':>35}  {'screened':>24}  {'confirmed':>20}  note"]
     for row in content["concurrency"]:
-        lines += table_rows(row, [fate for fate in content["candidates"] if fate["concurrency"] == row["concurrency"]])
+        fates = [fate for fate in content["candidates"] if fate["concurrency"] == row["concurrency"]]
+        lines += table_rows(row, fates, {kind: of["name"] for kind, of in content["environment"].items()})
     for effect in content["environments"]:
         text = "not measured" if effect["effect"] is None else ratio_text(effect["effect"])
         lines.append(f"environment {effect['name']}, {effect['kind']}: {text} the recipe's own")
@@ -151,17 +152,18 @@ def told(content: Mapping[str, Any]) -> str:
     return "\n".join([*lines, content["verdict"]])
 
 
-def table_rows(row: Mapping[str, Any], fates: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The lines of one concurrency: the baseline's rate, then every candidate."""
+def table_rows(row: Mapping[str, Any], fates: Sequence[Mapping[str, Any]], environments: Mapping[str, str]) -> list[str]:
+    """The lines of one concurrency, each server in the environment that it gets: the baseline's rate, then every candidate."""
     arms = {arm["arm"]: arm for arm in row["arms"]}
+    suffix = f" @{environments['drafter']}" if environments["drafter"] else ""
     lines = []
-    base = arms.get(Arm(None).name)
+    base = arms.get(Arm(None, environments["baseline"]).name)
     if base:
         lines.append(f"{row['concurrency']:>9}  {'baseline':14} {'':>35}  {mean(base['tok_s']):>18.1f} tok/s")
     for fate in fates:
         predicted = fate["predicted"]
         guess = f"{ratio_text(predicted)} {predicted['label']}" if predicted else "none"
-        arm = arms.get(fate["name"])
+        arm = arms.get(fate["name"] + suffix)
         seen = "" if arm is None or arm["over_baseline"] is None else ratio_text(arm["over_baseline"])
         speedup = row["speedup"]
         mine = speedup is not None and speedup["arm"].split(" @")[0] == fate["name"]
