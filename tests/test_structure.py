@@ -23,9 +23,9 @@ NOUNS = {"errors", "manifest", "metrics", "settings", "job", "samples", "finding
 # around measurements, `costs` those that need no recipe: no stage is run by them.
 FLOW = {
     *("recipe", "keys", "runfolder", "flow", "commands", "cli", "__main__"),
-    *("serving", "measuring", "costs", "converting", "verifying", "replaying", "auditing", "watching"),
+    *("serving", "measuring", "costs", "tuning", "converting", "verifying", "replaying", "auditing", "watching"),
 }
-TOOLS = {"convert", "watch"}  # commands outside the road; they import what a stage may import
+TOOLS = {"convert", "tune", "watch"}  # commands outside the road; they import what a stage may import
 MAX_FILE, MAX_FUNCTION, MAX_PARAMETERS = 330, 66, 8
 
 

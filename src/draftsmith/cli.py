@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from draftsmith import __version__, auditing, commands, converting, costs, measuring, replaying, serving, verifying, watching
+from draftsmith import __version__, auditing, commands, converting, costs, measuring, replaying, serving, tuning, verifying, watching
 from draftsmith.errors import DraftsmithError, UsageError
 from draftsmith.stages import STAGES
 
@@ -57,7 +57,7 @@ OTHER = {  # command: (what it does, its handler, its argument)
     "target list": ("models that can be fetched, and those that are", commands.list_targets, ""),
 }
 # the commands of the other modules: name: (what it does, its handler, its arguments, how it is called)
-MODULES = (serving, measuring, costs, converting, verifying, replaying, auditing, watching)
+MODULES = (serving, measuring, costs, tuning, converting, verifying, replaying, auditing, watching)
 AROUND = {name: entry for module in MODULES for name, entry in module.COMMANDS.items()}
 SHOW = "print training samples decoded, with the loss mask"
 

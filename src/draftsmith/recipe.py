@@ -21,6 +21,7 @@ from draftsmith.report.settings import ReportSettings
 from draftsmith.serve.settings import ServeSettings
 from draftsmith.settings import DrafterSettings, EngineSettings, Settings, TargetSettings
 from draftsmith.train.settings import TrainSettings
+from draftsmith.tune.settings import TuneSettings
 from draftsmith.verify.settings import VerifySettings
 
 
@@ -41,6 +42,7 @@ class Recipe(Settings):
     serve: ServeSettings = ServeSettings()
     bench: BenchSettings = BenchSettings()
     report: ReportSettings = ReportSettings()
+    tune: TuneSettings = TuneSettings()  # of the command `tune`, which is beside the road
 
     @model_validator(mode="before")
     @classmethod

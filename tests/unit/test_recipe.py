@@ -37,7 +37,7 @@ def test_every_stage_has_its_settings(recipe: Path) -> None:
     loaded = load_recipe(recipe)
     for stage in STAGES:
         assert type(getattr(loaded, stage)).__name__.lower() == f"{stage}settings"
-    assert set(Recipe.model_fields) == {"name", "target", "engine", "drafter", *STAGES}
+    assert set(Recipe.model_fields) == {"name", "target", "engine", "drafter", *STAGES, "tune"}
 
 
 def test_settings_are_frozen(recipe: Path) -> None:

@@ -20,7 +20,7 @@ from draftsmith.manifest import read_jsonl
 from draftsmith.measure.client import Reply
 from draftsmith.measure.protocol import LAUNCHES, Row, replies_of
 from draftsmith.measure.statistics import quotient_interval, t_interval
-from draftsmith.measure.window import decode_s, decoded_tokens
+from draftsmith.measure.window import decode_s, seconds_per_token
 from draftsmith.metrics import break_even_accept_len
 
 SOURCE = (
@@ -32,14 +32,6 @@ SOURCE = (
 def waves(replies: Sequence[Reply], concurrency: int) -> list[Sequence[Reply]]:
     """Replies in groups of `concurrency`, as they ended; requests of equal length move through the slots in such waves."""
     return [replies[i : i + concurrency] for i in range(0, len(replies) - concurrency + 1, concurrency)]
-
-
-def seconds_per_token(replies: Sequence[Reply]) -> float:
-    """Decode seconds of a slot per decoded token. Raises InvalidMeasurement when all tokens came at once."""
-    seconds, tokens = sum(map(decode_s, replies)), sum(map(decoded_tokens, replies))
-    if not seconds or not tokens:
-        raise InvalidMeasurement("all tokens of an answer arrived at once: decode time cannot be seen", hint="longer output_tokens")
-    return seconds / tokens
 
 
 def cell_time(replies: Sequence[Reply], concurrency: int, rounds: int | None) -> tuple[float, list[float]]:

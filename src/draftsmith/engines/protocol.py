@@ -19,6 +19,7 @@ class Drafting:
 
     tree: (top_k, draft tokens verified per round) of an EAGLE-3 tree; None is a chain of `depth` drafts and its root.
     forced_accept_len: the engine emits so many tokens per round whatever was drafted (for cost measurements; the text is worthless).
+    schedule: (batch size from, to, drafts) in order, instead of `depth` drafts at every batch size; `depth` is then the most (vLLM).
     """
 
     method: str
@@ -26,6 +27,7 @@ class Drafting:
     depth: int
     tree: tuple[int, int] | None = None
     forced_accept_len: float | None = None
+    schedule: tuple[tuple[int, int, int], ...] = ()
 
     def __post_init__(self) -> None:
         forced = self.forced_accept_len

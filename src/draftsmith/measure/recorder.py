@@ -52,7 +52,9 @@ class Serving(Protocol):
 
 @dataclass(frozen=True)
 class Planned:
-    """One launch of an experiment. `must_accept`: a drafter that is never right makes the launch invalid. gpu_set: which of two sets."""
+    """One launch of an experiment. `must_accept`: a drafter that is never right makes the launch invalid. gpu_set: which of two sets.
+    quiet: concurrencies at which a schedule has it draft nothing.
+    """
 
     index: int
     pair: int
@@ -60,6 +62,7 @@ class Planned:
     launch: Launch
     must_accept: bool = True
     gpu_set: int = 0
+    quiet: tuple[int, ...] = ()
 
     @property
     def depth(self) -> int:
@@ -198,7 +201,7 @@ class Recorder:
             found.append(
                 f"the server counted {counted} output tokens, the replies' usage {row['usage_tokens']}: other traffic, or lost replies"
             )
-        if self.planned.depth:
+        if self.planned.depth and cell.concurrency not in self.planned.quiet:
             acceptance = row["acceptance"]
             if acceptance is None:
                 found.append("no acceptance counters on the server")

@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from draftsmith.errors import InvalidMeasurement
 from draftsmith.measure.messages import Reply
 from draftsmith.metrics import output_tok_s
 
@@ -57,6 +58,14 @@ def decode_s(reply: Reply) -> float:
 def decoded_tokens(reply: Reply) -> int:
     """Tokens decoded inside `decode_s`: all but those of the first chunk."""
     return reply.completion_tokens - reply.first_chunk_tokens
+
+
+def seconds_per_token(replies: Sequence[Reply]) -> float:
+    """Decode seconds of a slot per decoded token. Raises InvalidMeasurement when all tokens came at once."""
+    seconds, tokens = sum(map(decode_s, replies)), sum(map(decoded_tokens, replies))
+    if not seconds or not tokens:
+        raise InvalidMeasurement("all tokens of an answer arrived at once: decode time cannot be seen", hint="longer output_tokens")
+    return seconds / tokens
 
 
 def chunk_rounds(reply: Reply) -> int:

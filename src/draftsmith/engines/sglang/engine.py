@@ -97,6 +97,8 @@ def speculative_flags(drafting: Drafting) -> list[str]:
     """All three numbers, always: SGLang dies in a bare assert or a None comparison on a partial set. Chain: topk 1, depth + 1 tokens."""
     if drafting.method not in ALGORITHMS:
         raise UsageError(f"SGLang: unknown drafting method {drafting.method!r}", hint=f"known: {', '.join(ALGORITHMS)}")
+    if drafting.schedule:
+        raise UsageError("SGLang takes no schedule here", hint="its flags --speculative-adaptive and --speculative-adaptive-config do that")
     words = ["--speculative-algorithm", ALGORITHMS[drafting.method], "--speculative-draft-model-path", str(drafting.folder)]
     if drafting.method == "eagle3":  # a DFlash block has one number: its width
         words += ["--speculative-num-steps", str(drafting.depth)]

@@ -114,6 +114,8 @@ def speculative_config(drafting: Drafting, dummy: frozenset[str] = frozenset()) 
     if drafting.tree is not None:
         raise UsageError("vLLM drafts no trees", hint="leave the tree out, or use SGLang")
     config: dict[str, object] = {"method": drafting.method, "model": str(drafting.folder), "num_speculative_tokens": drafting.depth}
+    if drafting.schedule:
+        config["num_speculative_tokens_per_batch_size"] = [list(entry) for entry in drafting.schedule]
     if drafting.forced_accept_len is not None:
         config |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": drafting.forced_accept_len}
     return config | ({"draft_load_config": {"load_format": "dummy"}} if dummy == {"drafter"} else {})
