@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer
 
 from draftsmith import cli
 from draftsmith.engines import environments
@@ -17,35 +14,21 @@ from draftsmith.engines.protocol import Drafting, Launch
 from draftsmith.engines.registry import engine_for
 from draftsmith.engines.server import start_many
 from draftsmith.job import Talk
-from draftsmith.models.checkpoint import write_random_drafter
 from draftsmith.serve.stage import settled_acceptance
-from draftsmith.settings import DrafterSettings, EngineSettings
+from draftsmith.settings import EngineSettings
+from wiring_world import guessing_drafter
 
 pytestmark = pytest.mark.engine
 FLAGS: dict[str, Any] = {"max-model-len": 512, "max-num-seqs": 2, "enforce-eager": True, "dtype": "bfloat16"}
 ENV = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 READY_TIMEOUT_S = 600
-WORDS = (",", ".", " the", " and", " to", " of", " a", " in", " is", "\n", " that", " it", " for", " with", " on", " are")
 PROMPT = "List ten animals and say in one sentence each where they live."
-
-
-def guessing_drafter(folder: Path, target: Path) -> Path:
-    """Random weights over sixteen common words: it is right now and then, and which words it tries depends on every weight and tap."""
-    write_random_drafter(target, DrafterSettings(draft_vocab_size=len(WORDS), taps=(1, 12, 25)), folder, seed=7)
-    tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
-    ids = torch.tensor(sorted(tokenizer.encode(word, add_special_tokens=False).ids[0] for word in WORDS))
-    assert len(ids.unique()) == len(WORDS)
-    tensors = load_file(folder / "model.safetensors")
-    tensors["d2t"], tensors["t2d"] = ids - torch.arange(len(ids)), torch.zeros_like(tensors["t2d"])
-    tensors["t2d"][ids] = True
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
 
 
 def test_every_format_drafts_the_same(tmp_path: Path) -> None:
     """The source, the plain vLLM folder and the speculators folder: equal text, rounds and accepted drafts by position."""
     target = environments.target_folder("smollm2-135m-instruct")
-    source = guessing_drafter(tmp_path / "source", target)
+    source = guessing_drafter(target, tmp_path / "source", (1, 12, 25))
     for fmt, made_from in (("speculators", "source"), ("vllm", "speculators")):
         words = [str(tmp_path / made_from), "--to", fmt, "-o", str(tmp_path / fmt), "--target", str(target), "--engine", "vllm==0.32.0"]
         assert cli.main(["convert", *words]) == 0

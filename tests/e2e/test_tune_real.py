@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_wiring_real import guessing_drafter
 
 from draftsmith import cli
 from draftsmith.engines import environments
@@ -25,6 +24,7 @@ from draftsmith.tune.emit import emit
 from draftsmith.tune.experiment import Experiment, Setting
 from draftsmith.tune.load import workload_for
 from draftsmith.tune.settings import TuneSettings
+from wiring_world import guessing_drafter
 
 pytestmark = pytest.mark.engine
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "smollm2-cpu.yaml"
@@ -34,7 +34,9 @@ SMALL = ("tune.prompts=builtin", "tune.concurrency=[1,2]", "tune.requests=[3,6]"
 
 @pytest.fixture(scope="module")
 def drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return guessing_drafter(tmp_path_factory.mktemp("guessing"))
+    return guessing_drafter(
+        environments.target_folder("smollm2-135m-instruct"), tmp_path_factory.mktemp("guessing") / "drafter", (2, 15, 27)
+    )
 
 
 def test_a_drafter_that_guesses_does_not_pay(drafter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

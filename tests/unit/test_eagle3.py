@@ -11,6 +11,7 @@ from torch import Tensor
 from draftsmith.decode.accept import greedy_accept
 from draftsmith.decode.chain import draft_matches, generate, walk
 from draftsmith.models.eagle3 import Eagle3Drafter
+from draftsmith.models.target import Target
 from tiny import VOCAB, tiny_drafter, tiny_target
 
 
@@ -139,8 +140,7 @@ def test_greedy_speculation_is_plain_decoding(depth: int) -> None:
     """Whatever the drafter says, the emitted tokens are those of plain greedy decoding; and the walk on that text gives the rounds."""
     target = tiny_target()
     drafter = tiny_drafter(target, draft_vocab_size=VOCAB)
-    teach(drafter, target)
-    prompt = torch.randint(0, VOCAB, (5,))
+    prompt = teach(drafter, target)
     plain, _ = generate(target, None, prompt, 24, depth)
     speculative, rounds = generate(target, drafter, prompt, 24, depth)
     assert speculative == plain
@@ -151,28 +151,29 @@ def test_greedy_speculation_is_plain_decoding(depth: int) -> None:
     assert walked[-1] <= rounds[len(walked) - 1]  # the end of the text may cut the last round
 
 
-def teach(drafter: Eagle3Drafter, target: object) -> None:
-    """A few steps of training on the target's own greedy text, so that some drafts are right."""
+def teach(drafter: Eagle3Drafter, target: Target) -> Tensor:
+    """A few steps of training on the target's own greedy text, so that some drafts are right. A prompt of that text."""
     generator = torch.Generator().manual_seed(3)
     optimizer = torch.optim.Adam(drafter.parameters(), lr=1e-2)
-    texts = [torch.tensor(generate(target, None, torch.randint(0, VOCAB, (4,), generator=generator), 20, 1)[0]) for _ in range(4)]  # type: ignore[arg-type]
+    prompts = [torch.randint(0, VOCAB, (4,), generator=generator) for _ in range(4)]
+    texts = [torch.cat([prompt, torch.tensor(generate(target, None, prompt, 20, 1)[0])]) for prompt in prompts]
     for _ in range(40):
         loss = torch.zeros((), dtype=torch.float64)
         for text in texts:
-            features = target.states(text[None]).features_BTF.clone()  # type: ignore[attr-defined]
+            features = target.states(text[None]).features_BTF.clone()
             logits = drafter.draft_logits(features, text[None])[0, :-1]
             loss = loss + torch.nn.functional.cross_entropy(logits, text[2:])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+    return prompts[0]
 
 
 def test_walk_against_brute_force() -> None:
     """Hop by hop with the step-by-step drafter."""
     target = tiny_target()
     drafter = tiny_drafter(target, draft_vocab_size=VOCAB)
-    teach(drafter, target)
-    prompt = torch.randint(0, VOCAB, (4,))
+    prompt = teach(drafter, target)
     text = torch.cat([prompt, torch.tensor(generate(target, None, prompt, 20, 1)[0])])
     features = target.states(text[None]).features_BTF[0]
     expected, bonus = [], len(prompt)

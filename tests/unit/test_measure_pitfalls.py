@@ -51,7 +51,7 @@ def test_harmless_oddities_change_nothing(endpoint: str, fault: str) -> None:
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
 @pytest.mark.parametrize("shape", [{}, {"first_chunk": 7}, {"empty_chunks": True}, {"first_chunk": 7, "increments": True}])
 def test_chunks_of_any_size_count_as_usage_says(endpoint: str, shape: dict) -> None:
-    behaviour = Behaviour(accepted=(2, 0, 3), depth=3, step_s=0.01, **shape)
+    behaviour = Behaviour(accepted=(2, 0, 3), depth=3, step_s=0.02, **shape)
     reply = ask(endpoint, behaviour)
     assert reply.ok, reply.error
     assert reply.completion_tokens == len(reply.token_ids) == 20
@@ -65,9 +65,9 @@ def test_chunks_of_any_size_count_as_usage_says(endpoint: str, shape: dict) -> N
 @pytest.mark.parametrize("endpoint", ["completions", "chat"])
 def test_text_held_back_while_usage_grows(endpoint: str) -> None:
     """A parser that buffers: TTFT is when the first token was there, TTFO when the user saw something."""
-    reply = ask(endpoint, Behaviour(step_s=0.005, faults={BAD: "buffered"}))
+    reply = ask(endpoint, Behaviour(step_s=0.02, faults={BAD: "buffered"}))
     assert reply.ok and reply.completion_tokens == 20 and reply.first_chunk_tokens == 1
-    assert reply.last_s - reply.first_s >= 19 * 0.005
+    assert reply.last_s - reply.first_s >= 19 * 0.02
     if endpoint == "chat":
         assert reply.first_output_s == reply.last_s
 

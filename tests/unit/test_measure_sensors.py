@@ -42,7 +42,7 @@ def test_absent_is_none() -> None:
 def test_host_and_gpus_are_sampled() -> None:
     sensors = Sensors(FakeGpus(set()))
     with sensors.watching([0]) as reading:
-        time.sleep(0.05)
+        time.sleep(0.3)
     row = reading.row()
     assert row["host_load"] is not None and 0 <= row["foreign_cpu"] <= 1.1 and row["other_processes"] == 0
     [gpu] = row["gpus"]
