@@ -128,7 +128,7 @@ def list_commands() -> str:
     }
     lines = []
     for title, entries in groups.items():
-        lines += [title, *(f"  {name:20} {text}" for name, text in entries.items())]
+        lines += [title, *(f"  {name:21} {text}" for name, text in entries.items())]
     return "\n".join(lines)
 
 

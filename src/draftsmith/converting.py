@@ -144,6 +144,6 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.Namespace], Any], Callable[[ar
         "write a drafter in another format, and account for every tensor and field",
         convert,
         arguments,
-        "convert SRC --to FORMAT -o DST",
+        "convert DRAFTER",
     ),
 }

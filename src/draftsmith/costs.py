@@ -177,11 +177,11 @@ def collectives_options(command: argparse.ArgumentParser) -> None:
 
 # name: (what it does, its handler, its arguments, how it is called)
 COMMANDS: dict[str, tuple[str, Callable[[argparse.Namespace], Any], Arguments, str]] = {
-    "payback": ("when a drafter has earned back its training, or never", show_payback, payback_options, "payback --traffic ..."),
+    "payback": ("when a drafter has earned back its training, or never", show_payback, payback_options, "payback"),
     "collectives": (
         "time of an all-reduce against rows, in sets of NCCL variables",
         probe_collectives,
         collectives_options,
-        "collectives --ranks N",
+        "collectives",
     ),
 }
