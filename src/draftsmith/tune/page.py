@@ -14,7 +14,7 @@ from draftsmith.manifest import atomic_write_text
 from draftsmith.tune.result import PAYS, UNSURE, bounds, ratio_text, words_of
 
 HERE = Path(__file__).parent
-STYLE = HERE.parent / "report" / "report.css"  # one look for all pages
+STYLE = HERE.parent / "page.css"  # one look for all pages
 PAGE = "tune.html"
 
 
