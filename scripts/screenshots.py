@@ -13,7 +13,7 @@ from PIL import Image
 from draftsmith.report.write import report_of
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULT = ROOT / "results" / "smollm2-135m-instruct_eagle3_2-core-cpu_2026-11-29"
+RESULT = ROOT / "results" / "smollm2-135m-instruct_eagle3_2-core-cpu_2026-11-30"
 VIEWS = {"report-wide": (1280, 1080), "report-phone": (390, 1500)}  # name: CSS pixels
 
 
