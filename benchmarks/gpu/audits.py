@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 import threading
 import time
@@ -22,6 +23,7 @@ from modes import RECIPE, adopt, here
 from serve_commands import Session
 
 from draftsmith.capture import stage as capture
+from draftsmith.engines.home import home
 from draftsmith.flow import make_job
 from draftsmith.job import Job, Talk
 from draftsmith.recipe import load_recipe
@@ -96,6 +98,8 @@ def main() -> int:
     session.run("wiring against the training store", "verify", "wiring", session.recipe, *words, must_say="wiring is right")
     session.run("lossless", "verify", "lossless", session.recipe, *words, must_say="lossless")
     watched(session, words, job)
+    for log in (home() / "servers").glob("*.log"):
+        shutil.copy(log, arguments.out)
     return 0 if all(step["right"] for step in session.steps) else 1
 
 

@@ -2,8 +2,8 @@
 
     KIT=DIR OUT=DIR python3 benchmarks/gpu/lanes.py --seconds 585 --first sets smollm2-1+sleep wiring+audits
 
-One word for each GPU: the parts of its lane, joined by +. What does not fit the seconds that are left is not begun, so that the call ends in
-time; a part is stopped at its own limit or at the call's. `OUT/NAME.tar.gz` of every part comes back, also of one that was stopped.
+One word for each GPU: the parts of its lane, joined by +. What does not fit the seconds that are left is not begun, so that the call ends
+in time; a part is stopped at its own limit or at the call's. `OUT/NAME.tar.gz` of every part comes back, also of one that was stopped.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Lane:
                 continue
             told = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, self.gpus)), "SECONDS_LEFT": f"{min(part.seconds, left):.0f}"}
             words = ["taskset", "-c", ",".join(map(str, self.cores)), sys.executable, str(PART), name]
-            ran = subprocess.run(words, env={**os.environ, **told}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-            print(f"--- {name}\n{ran.stdout}", flush=True)
+            ran = subprocess.run(words, env={**os.environ, **told}, capture_output=True, text=True, check=False)
+            print(f"--- {name}\n{ran.stdout}{ran.stderr}", flush=True)
             self.codes[name] = ran.returncode
 
 

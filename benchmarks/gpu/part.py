@@ -60,13 +60,13 @@ VLLM = (
     " --gpu-memory-utilization 0.2 --kv-cache-memory-bytes 4294967296 --max-model-len 4096 --dtype bfloat16"
 )
 TP = "{python} benchmarks/gpu/tensor_parallel.py --kit {kit} --out {work} --budget-s {seconds} --part"
-TRAINED = "--trained {kit}/trained --kit {kit} --out {work}"
+MODES, TRAINED = "{python} benchmarks/gpu/modes.py", "--trained {kit}/trained --kit {kit} --out {work}"
 TESTS = "env OUT={work} bash benchmarks/gpu/tests.sh {kit} '' -k"
 PARTS = {
     "road": Part("recipes/smollm2-h200-sglang.yaml, check to report; give it again until it says done", ROAD, 565, 900),
     "train": Part("capture and train on the GPU against the CPU", "{python} -m pytest -q tests/gpu/test_training_gpu.py", 120, 40),
-    "sets": Part("bench whose arms swap two GPUs from pair to pair", f"{{python}} benchmarks/gpu/modes.py sets {TRAINED}", 420, 330, gpus=2),
-    "sleep": Part("bench with a server an arm that sleeps", f"{{python}} benchmarks/gpu/modes.py sleep {TRAINED}", 330, 220),
+    "sets": Part("bench whose arms swap two GPUs from pair to pair", f"{MODES} sets {TRAINED}", 420, 330, gpus=2),
+    "sleep": Part("bench with a server an arm that sleeps", f"{MODES} sleep {TRAINED}", 330, 220),
     "audits": Part("verify wiring, lossless and replay, watch, on one recipe", f"{{python}} benchmarks/gpu/audits.py {TRAINED}", 400, 260),
     "wiring": Part("tests/gpu of verify wiring", f"{TESTS} 'test_wiring_gpu and sglang'", 400, 260),
     "kills": Part("tests/gpu: a killed worker, a port taken late", f"{TESTS} 'sglang and (after_the_check or killed_worker)'", 240, 150),

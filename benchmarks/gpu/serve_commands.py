@@ -21,7 +21,7 @@ from typing import Any
 
 from draftsmith.manifest import hardware, tool_versions
 
-TIMEOUT_S = 240.0
+TIMEOUT_S = 330.0
 # name -> (settings that make the start fail, what the error must name)
 FAILURES = {
     "a backend that is not installed": (["engine.flags.attention-backend=fa3"], "fa3|flash_attn|sgl_kernel|ModuleNotFound|ImportError"),

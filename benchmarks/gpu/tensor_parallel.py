@@ -71,8 +71,8 @@ FLAGS: dict[str, FlagValue] = {
 
 @dataclass(frozen=True)
 class Group:
-    """One target shape on `tp` GPUs over one link, with its launches by depth (0: baseline). gb: of one server on one GPU, roughly. gpu: the
-    only one that it takes, so that the other can measure something else meanwhile."""
+    """One target shape on `tp` GPUs over one link, with its launches by depth (0: baseline). gb: of one server on one GPU, roughly.
+    gpu: the only one that it takes, so that the other can measure something else meanwhile."""
 
     shape: str
     tp: int
