@@ -12,10 +12,10 @@ from draftsmith.errors import UsageError
 
 if TYPE_CHECKING:
     from draftsmith.commands import Answer
-    from draftsmith.verify.lossless_settings import Audit
+    from draftsmith.verify.lossless.settings import Audit
 
 Arguments = Callable[[argparse.ArgumentParser], None]
-NUMBERS = {  # option: what it is; the defaults stand in verify/lossless_settings.py
+NUMBERS = {  # option: what it is; the defaults stand in verify/lossless/settings.py
     "num_prompts": "prompts of the greedy part (default 24)",
     "output_tokens": "tokens of each greedy answer (default 128)",
     "concurrency": "requests in flight (default 8)",
@@ -40,7 +40,7 @@ def verify_lossless(args: argparse.Namespace) -> Answer:
 def of_urls(args: argparse.Namespace, audit: Audit) -> Answer:
     from draftsmith.job import Talk
     from draftsmith.runfolder import disk_errors_said_plainly, locked
-    from draftsmith.verify import lossless_run
+    from draftsmith.verify.lossless import run as lossless_run
 
     if len(args.url) > 2 or (len(args.url) == 1 and args.target is None):
         hint = "two: first the server without speculation; or one, and --target FOLDER"
@@ -67,7 +67,7 @@ def of_recipe(args: argparse.Namespace, audit: Audit) -> Answer:
         audit = replace(audit, near_tie=1e-3)
     folder = args.out or job.folder("lossless")
     with disk_errors_said_plainly(job.run), locked(job.run):
-        from draftsmith.verify import lossless_run
+        from draftsmith.verify.lossless import run as lossless_run
 
         folder.mkdir(parents=True, exist_ok=True)
         return told(lossless_run.of_recipe(job, args.prompts or "heldout", args.endpoint, audit, folder), folder)
@@ -76,7 +76,7 @@ def of_recipe(args: argparse.Namespace, audit: Audit) -> Answer:
 def told(result: dict[str, Any], folder: Path) -> Answer:
     """Findings that are no information, where the numbers are, and the verdict as the last line."""
     from draftsmith.findings import Finding
-    from draftsmith.verify.lossless import EXIT, FILE
+    from draftsmith.verify.lossless.audit import EXIT, FILE
 
     lines = [Finding(**finding).line() for finding in result["findings"] if finding["severity"] != "info"]
     code = EXIT[result["verdict"]]
@@ -85,7 +85,7 @@ def told(result: dict[str, Any], folder: Path) -> Answer:
 
 def audit_from(args: argparse.Namespace) -> Audit:
     """Audit from the options. Raises UsageError."""
-    from draftsmith.verify.lossless_settings import Audit, Way
+    from draftsmith.verify.lossless.settings import Audit, Way
 
     values: dict[str, Any] = {name: getattr(args, name) for name in NUMBERS if getattr(args, name) is not None}
     if "num_prompts" in values:

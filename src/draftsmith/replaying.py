@@ -15,7 +15,7 @@ from draftsmith.errors import UsageError
 
 if TYPE_CHECKING:
     from draftsmith.commands import Answer
-    from draftsmith.verify.replay_run import Sources, Subject
+    from draftsmith.verify.replay.run import Sources, Subject
 
 OUTPUT_TOKENS = 64
 DEPTH = 3  # without a recipe and without --depth
@@ -25,7 +25,7 @@ def verify_replay(args: argparse.Namespace) -> Answer:
     """A recipe's run, or a target and a drafter without one."""
     from draftsmith.job import Talk
     from draftsmith.runfolder import disk_errors_said_plainly, locked
-    from draftsmith.verify.replay_run import run
+    from draftsmith.verify.replay.run import run
 
     subject, sources, out, option = of_recipe(args) if args.recipe is not None else of_folders(args)
     place = sources.run or out
@@ -38,7 +38,7 @@ def of_recipe(args: argparse.Namespace) -> tuple[Subject, Sources, Path, str]:
     """(what is replayed, where things come from, where the result goes, the option that chooses the folder)."""
     from draftsmith.commands import open_recipe
     from draftsmith.models.text_config import read_text_config
-    from draftsmith.verify.replay_run import Subject
+    from draftsmith.verify.replay.run import Subject
     from draftsmith.verify.stage import served_dtype
 
     _, job = open_recipe(args)
@@ -56,7 +56,7 @@ def of_folders(args: argparse.Namespace) -> tuple[Subject, Sources, Path, str]:
     """Without a recipe. Raises UsageError when something that is needed is not said."""
     from draftsmith.engines.targets import target_folder
     from draftsmith.models.text_config import read_text_config
-    from draftsmith.verify.replay_run import Subject
+    from draftsmith.verify.replay.run import Subject
     from draftsmith.verify.stage import served_dtype
 
     if args.target is None or args.drafter is None:
@@ -75,8 +75,8 @@ def of_folders(args: argparse.Namespace) -> tuple[Subject, Sources, Path, str]:
 
 def sources_of(args: argparse.Namespace, run: Path | None, depth: int) -> Sources:
     """The options about rows and served replies. Raises UsageError for a file that is not there, or a number that cannot be meant."""
-    from draftsmith.verify.replay_run import Sources
-    from draftsmith.verify.replay_served import Asking
+    from draftsmith.verify.replay.run import Sources
+    from draftsmith.verify.replay.served import Asking
 
     for name in ("prompts", "output_tokens", "depth"):
         if (value := getattr(args, name)) is not None and value < 1:

@@ -23,7 +23,7 @@ def verify_wiring(args: argparse.Namespace) -> Answer:
     trained = boundaries(args.trained) if args.trained else None
     _, job = open_recipe(args)
     with disk_errors_said_plainly(job.run), locked(job.run):
-        from draftsmith.verify.wiring_run import run, sentence
+        from draftsmith.verify.wiring.run import run, sentence
 
         result = run(job, args.drafter, trained, args.tolerance)
     return result, sentence(result), 0

@@ -13,7 +13,7 @@ from draftsmith.findings import Finding
 from draftsmith.metrics import Acceptance
 from draftsmith.verify.judge import equality_findings, lossless_report, replay_findings
 from draftsmith.verify.reference import logit_gap
-from draftsmith.verify.replay import Replay, counted_rounds
+from draftsmith.verify.replay.rounds import Replay, counted_rounds
 from draftsmith.verify.sequences import Answer, Divergence, divergences, first_difference, known_continuation, spread
 from draftsmith.verify.servers import Served
 from draftsmith.verify.stage import served_dtype

@@ -29,7 +29,7 @@ from draftsmith.store import Index
 from draftsmith.verify.exported import compare, folder_findings, vocabulary_findings
 from draftsmith.verify.judge import equality_findings, lossless_report, replay_findings
 from draftsmith.verify.reference import features, last_logits, logit_gap
-from draftsmith.verify.replay import Replay, predict
+from draftsmith.verify.replay.rounds import Replay, predict
 from draftsmith.verify.sequences import Answer, Divergence, divergences, known_continuation, spread
 from draftsmith.verify.servers import Ask, Served, Verifier
 from draftsmith.verify.settings import VerifySettings

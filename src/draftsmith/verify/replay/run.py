@@ -17,14 +17,14 @@ from draftsmith.models.eagle3 import Eagle3Drafter
 from draftsmith.models.target import Target, load_target
 from draftsmith.models.text_config import read_text_config
 from draftsmith.samples import read_samples
-from draftsmith.verify.replay_beside import Beside, look
-from draftsmith.verify.replay_causes import Trained, by_group
-from draftsmith.verify.replay_drafter import Folder, check_network, load_plain, taps_of
-from draftsmith.verify.replay_figures import Hits, Walked, all_hits, figures, teacher_forced, walked
-from draftsmith.verify.replay_rows import Rows, from_file, from_store, trained_acceptance, what_training_saw
-from draftsmith.verify.replay_served import Asking, Told, ask, from_bench, from_verify
-from draftsmith.verify.replay_served import from_file as served_from_file
-from draftsmith.verify.replay_words import lines, local_findings, trained_findings, verdict
+from draftsmith.verify.replay.beside import Beside, look
+from draftsmith.verify.replay.causes import Trained, by_group
+from draftsmith.verify.replay.drafter import Folder, check_network, load_plain, taps_of
+from draftsmith.verify.replay.figures import Hits, Walked, all_hits, figures, teacher_forced, walked
+from draftsmith.verify.replay.rows import Rows, from_file, from_store, trained_acceptance, what_training_saw
+from draftsmith.verify.replay.served import Asking, Told, ask, from_bench, from_verify
+from draftsmith.verify.replay.served import from_file as served_from_file
+from draftsmith.verify.replay.words import lines, local_findings, trained_findings, verdict
 from draftsmith.verify.stage import TORCH_DTYPES
 
 

@@ -20,11 +20,11 @@ from draftsmith.measure.credentials import server_url
 from draftsmith.measure.prompts import Prompt, Renderer, five_prompts, forty_prompts, read_prompts
 from draftsmith.models.target import Target, load_target
 from draftsmith.samples import read_samples
-from draftsmith.verify.lossless import run
-from draftsmith.verify.lossless_judges import LocalJudge, ServerJudge
-from draftsmith.verify.lossless_local import LocalSide
-from draftsmith.verify.lossless_settings import Audit
-from draftsmith.verify.lossless_sides import Remote, Side
+from draftsmith.verify.lossless.audit import run
+from draftsmith.verify.lossless.judges import LocalJudge, ServerJudge
+from draftsmith.verify.lossless.local import LocalSide
+from draftsmith.verify.lossless.settings import Audit
+from draftsmith.verify.lossless.sides import Remote, Side
 from draftsmith.verify.sequences import spread
 
 BUILTIN = {"builtin": forty_prompts, "five": five_prompts}

@@ -20,7 +20,7 @@ from draftsmith.models.target import Target
 from draftsmith.samples import read_samples
 from draftsmith.store import Index, StoredSample, read_store
 from draftsmith.verify.reference import batches
-from draftsmith.verify.replay_causes import Trained
+from draftsmith.verify.replay.causes import Trained
 
 EMPTY = torch.empty(0)
 

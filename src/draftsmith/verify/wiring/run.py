@@ -34,10 +34,10 @@ from draftsmith.models.text_config import read_text_config
 from draftsmith.store import Index, read_store
 from draftsmith.verify.sequences import spread
 from draftsmith.verify.stage import TORCH_DTYPES, served_dtype
-from draftsmith.verify.wiring import TOLERANCES, Rows, Wiring, look
-from draftsmith.verify.wiring_blocks import block_findings, look_at_blocks
-from draftsmith.verify.wiring_ids import as_dict, ids_of, method_of
-from draftsmith.verify.wiring_words import SILENT, findings_of, store_findings
+from draftsmith.verify.wiring.blocks import block_findings, look_at_blocks
+from draftsmith.verify.wiring.features import TOLERANCES, Rows, Wiring, look
+from draftsmith.verify.wiring.ids import as_dict, ids_of, method_of
+from draftsmith.verify.wiring.words import SILENT, findings_of, store_findings
 
 NAME = "wiring"
 Asked = tuple[list[int], Served]
