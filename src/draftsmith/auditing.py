@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from draftsmith.commands import Answer, Commands, open_recipe, recipe_arguments
 from draftsmith.errors import UsageError
 
 if TYPE_CHECKING:
-    from draftsmith.commands import Answer
     from draftsmith.verify.lossless.settings import Audit
 
-Arguments = Callable[[argparse.ArgumentParser], None]
 NUMBERS = {  # option: what it is; the defaults stand in verify/lossless/settings.py
     "num_prompts": "prompts of the greedy part (default 24)",
     "output_tokens": "tokens of each greedy answer (default 128)",
@@ -57,7 +55,6 @@ def of_urls(args: argparse.Namespace, audit: Audit) -> Answer:
 
 
 def of_recipe(args: argparse.Namespace, audit: Audit) -> Answer:
-    from draftsmith.commands import open_recipe
     from draftsmith.runfolder import disk_errors_said_plainly, locked
 
     if args.target is not None:
@@ -100,11 +97,7 @@ def options(command: argparse.ArgumentParser) -> None:
     command.usage = (
         "draftsmith verify lossless --url A --url B [options] | --url B --target FOLDER [options] | RECIPE [KEY=VALUE ...] [options]"
     )
-    command.add_argument(
-        "recipe", metavar="RECIPE", nargs="?", type=Path, help="a recipe that was run as far as export: starts both servers"
-    )
-    command.add_argument("overrides", metavar="KEY=VALUE", nargs="*", default=[], help="another setting than the recipe's")
-    command.add_argument("--run-folder", metavar="DIR", type=Path, help="the recipe's run folder (default: runs/<the recipe's name>)")
+    recipe_arguments(command, "engine.flags.dtype=float32", "a recipe that was run as far as export: starts both servers", optional=True)
     command.add_argument("--url", action="append", help="a server that runs: first the one without speculation, then the one with it")
     command.add_argument(
         "--target", metavar="FOLDER", type=Path, help="the local target: renders prompts, judges gaps, replaces the baseline"
@@ -128,8 +121,7 @@ def options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--out", metavar="DIR", type=Path, help="where lossless.json and the raw replies go (default runs/lossless-url)")
 
 
-# name: (what it does, its handler, its arguments, how it is called)
-COMMANDS: dict[str, tuple[str, Callable[[argparse.Namespace], Any], Arguments, str]] = {
+COMMANDS: Commands = {
     "verify lossless": (
         "do two servers give the same answers? greedy, sampled, structured, cut, long",
         verify_lossless,

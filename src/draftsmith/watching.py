@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from draftsmith.commands import Answer
-
-Arguments = Callable[[argparse.ArgumentParser], None]
+from draftsmith.commands import Answer, Commands
 
 
 def watch_server(args: argparse.Namespace) -> Answer:
@@ -44,8 +39,7 @@ def watch_options(command: argparse.ArgumentParser) -> None:
     )
 
 
-# name: (what it does, its handler, its arguments, how it is called)
-COMMANDS: dict[str, tuple[str, Callable[[argparse.Namespace], Any], Arguments, str]] = {
+COMMANDS: Commands = {
     "watch": (
         "is a running server's acceptance what it should be? Alarms, Prometheus",
         watch_server,

@@ -1,1 +1,1 @@
-"""verify replay: does the drafter alone reach what training measured and what is served? Begin with run.py; rounds.py serves the stage, too."""
+"""verify replay: does the drafter alone reach what training measured and what is served? Begin with run.py; the stage uses rounds.py."""
