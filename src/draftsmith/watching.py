@@ -35,7 +35,8 @@ def watch_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--textfile", metavar="FILE.prom", type=Path, help="write the same for node_exporter's textfile collector")
     command.epilog = (
         "--json prints one JSON line per interval and a summary as the last line; with --once the summary alone. Exit code 0 without an"
-        " alarm, 4 when one went on, 3 when --once or --for-s saw fewer than 200 rounds. A key comes from the variable DRAFTSMITH_API_KEY."
+        " alarm, 4 when one went on, 3 when --once or --for-s saw fewer than 200 rounds. A key comes from"
+        " the variable DRAFTSMITH_API_KEY, else from VLLM_API_KEY."
     )
 
 
