@@ -17,14 +17,14 @@ from verify_world import prompts as token_rows
 
 from draftsmith.job import Talk
 from draftsmith.measure.messages import Reply, Request
-from draftsmith.verify.lossless import run
-from draftsmith.verify.lossless_depth import chunk_sizes, concentrations, rounds, shifted
-from draftsmith.verify.lossless_judges import LocalJudge, ServerJudge, continuation, gap, gap_in_answer
-from draftsmith.verify.lossless_local import LocalSide
-from draftsmith.verify.lossless_rates import Count, detectable_ratio, excess_p, fault_bound
-from draftsmith.verify.lossless_sampling import classes, equality_test, holm, padded, total_variation
-from draftsmith.verify.lossless_settings import Audit
-from draftsmith.verify.lossless_sides import Document, Spoken, spoken_of
+from draftsmith.verify.lossless.audit import run
+from draftsmith.verify.lossless.depth import chunk_sizes, concentrations, rounds, shifted
+from draftsmith.verify.lossless.judges import LocalJudge, ServerJudge, continuation, gap, gap_in_answer
+from draftsmith.verify.lossless.local import LocalSide
+from draftsmith.verify.lossless.rates import Count, detectable_ratio, excess_p, fault_bound
+from draftsmith.verify.lossless.sampling import classes, equality_test, holm, padded, total_variation
+from draftsmith.verify.lossless.settings import Audit
+from draftsmith.verify.lossless.sides import Document, Spoken, spoken_of
 from draftsmith.verify.sequences import Answer, Divergence
 
 PROBES = frozenset({"json", "tools", "stop", "logprobs", "long"})

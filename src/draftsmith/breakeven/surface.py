@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from draftsmith.breakeven.depths import needed_share, worth_training
 from draftsmith.breakeven.summary import advice_for, implausible, pays_if
 from draftsmith.errors import InvalidMeasurement
-from draftsmith.measure.statistics import Interval, quotient_interval
+from draftsmith.measure.statistics import Interval, Scatter, log_interval, pooled_scatter, quotient_interval
 
 Row = Mapping[str, Any]
 Key = tuple[str, int]  # name of the kind, concurrency
@@ -40,14 +39,6 @@ class Timed:
         return math.exp(float(np.mean(np.log(self.launches))))
 
 
-@dataclass(frozen=True)
-class Scatter:
-    """Standard deviation of launches of one kind on the log scale; df 0: nothing was launched twice."""
-
-    sd: float
-    df: int
-
-
 def timed(rows: Sequence[Row]) -> dict[Key, Timed]:
     """All cells of waves.jsonl that hold; other phases and invalid waves are left out."""
     by_launch: dict[Key, dict[int, list[float]]] = {}
@@ -65,25 +56,18 @@ def timed(rows: Sequence[Row]) -> dict[Key, Timed]:
 
 
 def scatter(cells: Mapping[Key, Timed]) -> Scatter:
-    """Pooled over all cells with two launches or more. A launch counts once however many cells it has: they share its luck."""
-    squares, weights = 0.0, 0
+    """Pooled over all cells. A launch counts once however many cells it has: they share its luck."""
     df: dict[str, int] = {}
     for (name, _), cell in cells.items():
-        extra = len(cell.launches) - 1
-        if extra > 0:
-            squares += float(np.var(np.log(cell.launches))) * (extra + 1)
-            weights += extra
-            df[name] = max(df.get(name, 0), extra)
-    return Scatter(math.sqrt(squares / weights), sum(df.values())) if weights else Scatter(math.nan, 0)
+        df[name] = max(df.get(name, 0), len(cell.launches) - 1)
+    return Scatter(pooled_scatter(np.log(cell.launches) for cell in cells.values()).sd, sum(df.values()))
 
 
 def break_even(top: Timed, bottom: Timed, spread: Scatter) -> Interval:
     """A* of a cell. Raises InvalidMeasurement when one wave is all there is."""
     if spread.df:
         error = spread.sd * math.sqrt(1 / len(top.launches) + 1 / len(bottom.launches))
-        half = float(stats.t.ppf(0.975, spread.df)) * error
-        value = top.seconds / bottom.seconds
-        return Interval(value, value * math.exp(-half), value * math.exp(half), spread.df)
+        return log_interval(math.log(top.seconds / bottom.seconds), error, spread.df)
     if min(len(top.waves), len(bottom.waves)) < 2:
         raise InvalidMeasurement("one wave of a kind has no interval", hint="--waves 2 or more, or --replicates 2")
     return quotient_interval(top.waves, bottom.waves)

@@ -22,7 +22,7 @@ drift that is not linear, nor that one arm scatters more than the other. `tests/
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -45,6 +45,14 @@ class Interval:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """Standard deviation of launches of one kind on the log scale; df 0: nothing was launched twice, and sd is nan."""
+
+    sd: float
+    df: int
 
 
 @dataclass(frozen=True)
@@ -71,6 +79,21 @@ def t_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
     return Interval(mean, mean - half, mean + half, n - 1, confidence)
 
 
+def log_interval(estimate: float, error: float, df: float, confidence: float = 0.95) -> Interval:
+    """Of a positive quantity, from the estimate of its logarithm and that estimate's standard error: exp of the t interval."""
+    half = float(stats.t.ppf(0.5 + confidence / 2, df)) * error
+    return Interval(math.exp(estimate), math.exp(estimate - half), math.exp(estimate + half), int(df), confidence)
+
+
+def pooled_scatter(groups: Iterable[Sequence[float] | np.ndarray]) -> Scatter:
+    """Of logarithms, pooled over groups with a mean each; a group of one adds nothing."""
+    squares, df = 0.0, 0
+    for group in groups:
+        squares += float(np.var(group)) * len(group)
+        df += len(group) - 1
+    return Scatter(math.sqrt(squares / df), df) if df else Scatter(math.nan, 0)
+
+
 def ratio_interval(log_ratios: Sequence[float], confidence: float = 0.95) -> Interval:
     """Geometric mean of ratios given as logarithms, with the t interval taken on the log scale."""
     inside = t_interval(log_ratios, confidence)
@@ -85,9 +108,7 @@ def quotient_interval(numerator: Sequence[float], denominator: Sequence[float], 
     # Welch-Satterthwaite; without any scatter the smaller sample decides
     spread = sum(part**2 / (n - 1) for part, n in zip(parts, (len(top), len(bottom)), strict=True))
     df = total**2 / spread if spread > 0 else min(len(top), len(bottom)) - 1
-    half = float(stats.t.ppf(0.5 + confidence / 2, df)) * math.sqrt(total)
-    estimate = float(top.mean() - bottom.mean())
-    return Interval(math.exp(estimate), math.exp(estimate - half), math.exp(estimate + half), int(df), confidence)
+    return log_interval(float(top.mean() - bottom.mean()), math.sqrt(total), df, confidence)
 
 
 def num_pairs(launches: Sequence[Measured]) -> int:
@@ -131,8 +152,7 @@ def speedup_interval(launches: Sequence[Measured], confidence: float = 0.95) -> 
     """
     assert num_pairs(launches) >= 2, [launch.arm for launch in launches]
     estimates, errors, df = fit_arm(np.log([[launch.rate for launch in launches]]), design_matrix(launches))
-    estimate, half = float(estimates[0]), float(stats.t.ppf(0.5 + confidence / 2, df)) * float(errors[0])
-    return Interval(math.exp(estimate), math.exp(estimate - half), math.exp(estimate + half), df, confidence)
+    return log_interval(float(estimates[0]), float(errors[0]), df, confidence)
 
 
 def quotient_of(top: Interval, bottom: Interval, confidence: float = 0.95) -> Interval:
@@ -141,9 +161,7 @@ def quotient_of(top: Interval, bottom: Interval, confidence: float = 0.95) -> In
     total = sum(error**2 for error in errors)
     spread = sum(error**4 / i.df for error, i in zip(errors, (top, bottom), strict=True))
     df = total**2 / spread if spread > 0 else min(top.df, bottom.df)
-    half = float(stats.t.ppf(0.5 + confidence / 2, df)) * math.sqrt(total)
-    estimate = math.log(top.value / bottom.value)
-    return Interval(math.exp(estimate), math.exp(estimate - half), math.exp(estimate + half), int(df), confidence)
+    return log_interval(math.log(top.value / bottom.value), math.sqrt(total), df, confidence)
 
 
 def method_name(launches: Sequence[Measured]) -> str:

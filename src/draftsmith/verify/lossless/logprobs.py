@@ -13,8 +13,8 @@ import numpy as np
 
 from draftsmith.measure.endpoints import endpoint_named
 from draftsmith.measure.messages import BrokenReply
-from draftsmith.verify.lossless_probes import Bench, Result, failed, refusals
-from draftsmith.verify.lossless_sides import Document, Remote, Spoken, request_for, spoken_of, with_logprobs
+from draftsmith.verify.lossless.probes import Bench, Result, failed, refusals
+from draftsmith.verify.lossless.sides import Document, Remote, Spoken, request_for, spoken_of, with_logprobs
 
 NAME, PROMPTS, TOP = "logprobs", 6, 5
 LEAST, FACTOR = 0.05, 4.0  # nats: values may differ by FACTOR times the baseline's own 95 % difference, and by LEAST at any rate
