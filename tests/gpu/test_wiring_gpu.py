@@ -17,7 +17,7 @@ from gpu_engine import KINDS, Machine, version_of, why_not
 from dflash_drafter import write_random_dflash
 from draftsmith import cli
 from draftsmith.models.taps import KEY
-from draftsmith.verify import wiring_run
+from draftsmith.verify.wiring import run as wiring_run
 from wiring_world import guessing_drafter, launch_once, revised
 
 pytestmark = pytest.mark.gpu
