@@ -21,7 +21,7 @@ from draftsmith.verify.lossless.audit import run
 from draftsmith.verify.lossless.depth import chunk_sizes, concentrations, rounds, shifted
 from draftsmith.verify.lossless.judges import LocalJudge, ServerJudge, continuation, gap, gap_in_answer
 from draftsmith.verify.lossless.local import LocalSide
-from draftsmith.verify.lossless.logprobs import agreement
+from draftsmith.verify.lossless.logprobs import Values, agreement
 from draftsmith.verify.lossless.rates import Count, detectable_ratio, excess_p, fault_bound
 from draftsmith.verify.lossless.sampling import classes, equality_test, holm, padded, total_variation
 from draftsmith.verify.lossless.settings import Audit
