@@ -152,9 +152,7 @@ def test_log_probabilities_of_every_endpoint(body: dict[str, Any]) -> None:
     assert spoken_of(Document("x", 200, {"choices": [{"text": "a"}]})) is None
 
 
-def values_at(
-    rng: np.random.Generator, noise: float, scale: float = 1.0
-) -> tuple[list[tuple[list[Spoken], int]], list[tuple[list[Spoken], int]]]:
+def values_at(rng: np.random.Generator, noise: float, scale: float = 1.0) -> tuple[Values, Values]:
     """Log-probabilities of six greedy answers, and the same as another server tells them: scaled, with noise that most values lack."""
     plain, other = [], []
     for _ in range(6):
