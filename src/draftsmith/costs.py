@@ -35,6 +35,7 @@ def breakeven(args: argparse.Namespace) -> Answer:
     if args.engine is None or args.target is None:
         raise UsageError("breakeven needs a recipe, or --engine and --target", hint="draftsmith breakeven --help")
     given = {name: getattr(args, name) for name in Asked.__dataclass_fields__ if getattr(args, name) is not None}
+    given["min_speedup"] = tuple(given.get("min_speedup", ()))
     return measured(Asked(**given), args.pasted, Talk(quiet=args.quiet))
 
 
@@ -51,7 +52,15 @@ def breakeven_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--replicates", metavar="N", type=int, help="launches of each kind (default 2)")
     command.add_argument("--tokens", metavar="N", type=int, help="forced length of an answer (default 160)")
     command.add_argument("--draft-vocab", metavar="N", type=int, help="vocabulary of a drafter that is made here (default 32000)")
-    command.add_argument("--min-speedup", metavar="X", type=float, help="advise against training when no acceptance reaches it (default 1)")
+    command.add_argument(
+        "--min-speedup",
+        metavar="X[@C]",
+        action="append",
+        help="advise against training when no acceptance reaches it (default 1), or not at concurrency C; may be repeated",
+    )
+    command.add_argument(
+        "--collectives", metavar="FILE[:ARM]", help="all-reduce of these GPUs for the cost model: collectives.json, or 30us,50GB/s"
+    )
     command.add_argument("--together", action="store_true", help="start all kinds side by side: needs memory for all, saves time")
     command.add_argument("--python", metavar="PATH", help="interpreter of an engine that is installed elsewhere")
     command.add_argument("--out", metavar="DIR", type=Path, help="where the files go (default runs/TARGET_breakeven)")

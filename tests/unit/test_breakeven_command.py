@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from draftsmith.breakeven import stage
-from draftsmith.breakeven.command import Asked, breakeven, flags_of, trees_of
+from draftsmith.breakeven.command import Asked, bars, breakeven, flags_of, trees_of
 from draftsmith.breakeven.lockstep import Models, forces, plan
 from draftsmith.breakeven.page import published
 from draftsmith.breakeven.settings import BreakevenSettings
@@ -88,8 +88,16 @@ def test_vllm_on_a_gpu_is_told_how_much_to_accept_and_its_counters_tell_the_roun
 
 
 def test_a_speedup_out_of_reach_is_said_in_the_exit_code(tmp_path: Path, interpreter: str) -> None:
-    _, text, code = breakeven(asked(tmp_path, interpreter, trees="", concurrency="1", min_speedup=9.0), [], Talk(quiet=True))
+    _, text, code = breakeven(asked(tmp_path, interpreter, trees="", concurrency="1", min_speedup=("9",)), [], Talk(quiet=True))
     assert code == 1 and "do not train" in text
+
+
+def test_bars_for_training() -> None:
+    assert bars(()) == {"gates": ()} and bars(("1.2x",)) == {"min_speedup": 1.2, "gates": ()}
+    assert [str(gate) for gate in bars(("1.2", "1.1@4"))["gates"]] == ["1.1@4"]
+    for word in ("fast", "1.1@", "1.1@x", "-1@4"):
+        with pytest.raises(UsageError, match="not a speed-up"):
+            bars((word,))
 
 
 def test_an_engine_that_never_starts_is_the_error(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which depth is worth training for: what a break-even length asks of a chain, and what a chain of a given quality would gain (pure)."""
+"""Which depth is worth training for: what a break-even length asks of a chain or block, and what one of a given quality gains (pure)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def needed_share(accept_len: float, depth: int) -> float | None:
 
 
 def worth_training(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """For every concurrency: the depth that asks least of a drafter, and the best depth for drafters of three qualities (chains only)."""
+    """For every concurrency: the depth that asks least of a drafter, and the best depth for drafters of three qualities (chains and blocks;
+    a tree has more than one way to be right)."""
     found = []
     for concurrency in sorted({e["concurrency"] for e in entries}):
         chains = [e for e in entries if e["concurrency"] == concurrency and e["needed_share"] is not None]

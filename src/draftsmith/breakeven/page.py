@@ -14,6 +14,7 @@ from markupsafe import Markup
 from draftsmith import __version__
 from draftsmith.breakeven.curve import curve
 from draftsmith.breakeven.depths import ACCEPTED
+from draftsmith.breakeven.intervals import INSIDE
 from draftsmith.manifest import atomic_write_text
 
 HERE = Path(__file__).parent
@@ -84,12 +85,18 @@ def render(summary: Mapping[str, Any], subject: Subject, measured_bias: Sequence
     names = list(dict.fromkeys(e["name"] for e in sorted(entries, key=lambda e: (e["rows"], e["name"]))))
     by_place = {(e["name"], e["concurrency"]): e | {"colour": heat(e)} for e in entries}
     rows = {e["name"]: e["rows"] for e in entries}
+    blocks = "dflash" in subject.algorithms
     environment = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.filters["drafting"] = lambda depth: f"block {depth + 1}" if blocks else f"depth {depth}"
     return environment.get_template("page.html.jinja").render(
         title=subject.title,
         subject=subject.facts,
         style=Markup(STYLE.read_text()),
-        tone="fails" if summary["advice"] else "pays",
+        tone={"yes": "fails", "unsure": "unsure"}.get(summary.get("stop", "yes" if summary["advice"] else "no"), "pays"),
+        word="block" if blocks else "chain",
+        once=any(e.get("interval") == INSIDE for e in entries),
+        model=model_table(summary.get("cost_model")),
+        canary=summary.get("canary", ()),
         sentence=summary["advice"] or sentence(entries),
         concurrency=concurrency,
         surface=[{"name": n, "rows": rows[n], "fields": [by_place.get((n, c)) for c in concurrency]} for n in names],
@@ -109,9 +116,21 @@ def render(summary: Mapping[str, Any], subject: Subject, measured_bias: Sequence
     )
 
 
+def model_table(model: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The cost model's entries as lines of a table; None when no model was asked for."""
+    if model is None or model["why"]:
+        return dict(model) if model else None
+    places = {(e["depth"], e["concurrency"]): {**e, "colour": heat(e)} for e in model["break_even"]}
+    concurrency, depths = (sorted({place[i] for place in places}) for i in (1, 0))
+    lines = [{"depth": d, "fields": [places.get((d, c)) for c in concurrency]} for d in depths]
+    return {**model, "concurrency": concurrency, "lines": lines}
+
+
 def sentence(entries: Sequence[Mapping[str, Any]]) -> str:
     """The easiest and the hardest place, in one sentence."""
     paying = [e for e in entries if e["accept_len"] < e["ceiling"]]
+    if not paying:
+        return "Nothing can pay here: every round costs more than all its tokens would save."
     easiest = min(paying, key=lambda e: e.get("needed_share") or (e["accept_len"] - 1) / e["depth"])
     best = max(paying, key=lambda e: e["ceiling"] / e["accept_len"])
     lost = sorted({e["concurrency"] for e in entries} - {e["concurrency"] for e in paying})

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-from pydantic import Field, model_validator
+import re
+from pathlib import Path
+from typing import Any
 
-from draftsmith.settings import Settings
+from pydantic import Field, field_validator, model_validator
+
+from draftsmith.settings import Gate, Settings
+
+GIVEN = re.compile(r"(\d+(?:\.\d+)?)us,(?!0+(?:\.0+)?GB)(\d+(?:\.\d+)?)GB/s")  # latency, bandwidth
+
+
+def probe_file(text: str) -> tuple[Path, str] | None:
+    """(file, arm) of a probe that is named; None for latency and bandwidth as numbers."""
+    if GIVEN.fullmatch(text):
+        return None
+    name, _, arm = text.partition(":")
+    return Path(name), arm or "default"
 
 
 class BreakevenSettings(Settings):
@@ -18,7 +32,21 @@ class BreakevenSettings(Settings):
     canary_tokens: int = Field(default=16, ge=2, description="length of the fixed single request that every launch answers")
     start_together: bool = Field(default=False, description="start all launches of a replicate side by side; one at a time is measured")
     min_speedup: float = Field(default=1.0, gt=0, description="advises against training when not even full acceptance reaches it")
+    gates: tuple[Gate, ...] = Field(default=(), description="the same at one concurrency, each like 1.1@4; in a recipe: those of bench")
+    collectives: str | None = Field(
+        default=None, description="all-reduce of these GPUs for the cost model: a probe's collectives.json[:ARM], or 30us,50GB/s"
+    )
     seed: int = 0
+
+    @field_validator("gates", mode="before")
+    @classmethod
+    def one_is_a_list(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    def files(self) -> tuple[Path, ...]:
+        """The probe's document."""
+        path = probe_file(self.collectives) if self.collectives else None
+        return () if path is None else (path[0],)
 
     @model_validator(mode="after")
     def numbers_that_can_be_meant(self) -> BreakevenSettings:
