@@ -113,6 +113,17 @@ def test_the_canary_is_told_by_launch() -> None:
     assert "100.0, 50.0" in page and "One launch of each kind" in page
 
 
+def test_what_repeated_tokens_do_is_said_where_a_router_feels_it() -> None:
+    rows = [*waves(0, 0, 1, 0.01, 0.01), *waves(1, 1, 1, 0.012, 0.012)]
+    rows = [r | {"tokens": 100, "distinct_ids": 3 if r["depth"] else 80} for r in rows]
+    found = surface(rows)
+    assert found["distinct"] == {"baseline": pytest.approx(0.8), "depth 1": pytest.approx(0.03)}
+    moe = render(found, Subject("t", (), family="moe", forced=True))
+    assert "80.0% with baseline, 3.0% with depth 1" in moe and "too low" in moe
+    assert "A dense target computes the same" in render(found, Subject("t", (), forced=True))
+    assert "repeat themselves" not in render(found, Subject("t", (), family="moe", forced=True, dummy=True))  # experts are drawn there
+
+
 def test_a_bar_below_1_and_nothing_that_pays_is_still_a_page() -> None:
     found = surface([*waves(0, 0, 1, 0.010, 0.010), *waves(1, 1, 1, 0.022, 0.022)], min_speedup=0.8)
     assert found["stop"] == "no" and "Nothing can pay here" in render(found, Subject("t", ()))

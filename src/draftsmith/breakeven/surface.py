@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from draftsmith.breakeven.depths import needed_share, worth_training
@@ -75,8 +76,18 @@ def surface(
         "note": "" if spread.df else ONCE,
         "invalid": sorted({f"launch {row['launch']}: {row['invalid']}" for row in rows if row.get("invalid")}),
         "canary": canaries(rows),
+        "distinct": distinct_tokens(rows),
         "cost_model": model,
     }
+
+
+def distinct_tokens(rows: Sequence[Row]) -> dict[str, float]:
+    """Share of different tokens in a wave, by kind: the mean over its waves, where the engine tells ids."""
+    shares: dict[str, list[float]] = {}
+    for row in rows:
+        if row["phase"] == "cell" and not row.get("invalid") and row.get("distinct_ids"):
+            shares.setdefault(row["name"], []).append(row["distinct_ids"] / row["tokens"])
+    return {name: fmean(values) for name, values in shares.items()}
 
 
 def canaries(rows: Sequence[Row]) -> list[dict[str, Any]]:

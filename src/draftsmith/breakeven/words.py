@@ -61,7 +61,7 @@ def verdict_on(entries: Sequence[Entry], bar: float, what: str) -> tuple[Stop, s
     known = best.get("label", "measured")
     where = f"concurrency {best['concurrency']}, depth {best['depth']}" + ("" if known == "measured" else f", {known}")
     text = (
-        f"no drafter of this shape can {what}: even with every draft accepted the best speed-up is {value:.2f}x "
+        f"No drafter of this shape can {what}: even with every draft accepted the best speed-up is {value:.2f}x "
         f"({low:.2f} to {high:.2f}; {where}). "
     )
     if max(ceiling_speedup(entry)[2] for entry in entries) > bar:

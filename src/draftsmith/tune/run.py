@@ -224,7 +224,10 @@ def check_schedule(
     experiment.add("schedule", both, 2, {arm.name: launch}, [c for c, candidate in best.items() if candidate is None])
     experiment.run()
     looks = Looks(2, 2)
-    return {c: speedup_of(experiment, "schedule", c, baseline, arm, looks) for c in settings.concurrency}
+    rows = {c: speedup_of(experiment, "schedule", c, baseline, arm, looks) for c in settings.concurrency}
+    for c in (c for c, candidate in best.items() if candidate is None):  # the few rounds there are of a batch that fills or empties
+        rows[c] |= {"accept_len": None, "survival": None}
+    return rows
 
 
 # --- all of it -------------------------------------------------------------------------------------------------------
