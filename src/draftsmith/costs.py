@@ -91,14 +91,22 @@ def number(text: str, name: str) -> float:
 
 
 def measured_speedups(path: Path) -> dict[int, list[str]]:
-    """Speed-ups with intervals from the summary.json of a bench. Raises UsageError for another file."""
+    """Speed-ups with intervals from the summary.json of a bench, or a report.json; cells without one are left out. Raises UsageError for
+    another file, and where a concurrency was measured at several lengths."""
     import json
 
+    found: dict[int, list[str]] = {}
     try:
-        cells = json.loads(path.read_text())["cells"]
-        return {cell["concurrency"]: [str(cell["speedup"][key]) for key in ("ratio", "low", "high")] for cell in cells}
+        document = json.loads(path.read_text())
+        for cell in (document if "cells" in document else document["verdict"])["cells"]:
+            if cell["concurrency"] is None or not cell["speedup"]:
+                continue
+            if cell["concurrency"] in found:
+                raise UsageError(f"{path} has several speed-ups at concurrency {cell['concurrency']}", hint="choose by --speedup")
+            found[cell["concurrency"]] = [str(cell["speedup"][key]) for key in ("ratio", "low", "high")]
+        return found
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path}: no speed-ups of a bench ({error!r})", hint="RUN_FOLDER/bench/summary.json") from error
+        raise UsageError(f"{path}: no speed-ups of a bench ({error!r})", hint="RUN_FOLDER/bench/summary.json or report.json") from error
 
 
 def bands_of(args: argparse.Namespace) -> list[Band]:
@@ -135,7 +143,8 @@ def show_payback(args: argparse.Namespace) -> Answer:
     training_price = args.gpu_hour if args.training_gpu_hour is None else args.training_gpu_hour
     document = payback(bands, hours, Costs(args.training_gpu_hours, args.gpu_hour, training_price, args.fixed_cost))
     best = document["where_it_pays"]
-    code = NEVER if best["days"]["value"] is None else UNSURE if best["days"]["high"] is None else 0
+    never = best["days"]["value"] is None and not document["open"]
+    code = NEVER if never else UNSURE if best["days"]["high"] is None else 0
     return document, document["verdict"], code
 
 
@@ -144,7 +153,9 @@ def payback_options(command: argparse.ArgumentParser) -> None:
         "--traffic", action="append", required=True, metavar="C:SHARE,...", help="share of each concurrency: 1:40%%,8:60%%"
     )
     command.add_argument("--speedup", action="append", metavar="C:S[:LOW:HIGH],...", help="speed-up at each, with its interval if known")
-    command.add_argument("--bench", type=Path, metavar="FILE", help="speed-ups from a bench: RUN_FOLDER/bench/summary.json")
+    command.add_argument(
+        "--bench", type=Path, metavar="FILE", help="speed-ups from a bench: RUN_FOLDER/bench/summary.json, or a report.json"
+    )
     command.add_argument("--gpu-hours-per-day", type=float, help="GPU-hours that serve the traffic without a drafter; shares are of them")
     command.add_argument("--tokens-per-day", type=float, help="output tokens a day instead; shares are of them")
     command.add_argument("--tok-s", action="append", metavar="C:RATE,...", help="with it: output tok/s of one GPU without a drafter")

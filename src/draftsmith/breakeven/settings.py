@@ -32,7 +32,10 @@ class BreakevenSettings(Settings):
     canary_tokens: int = Field(default=16, ge=2, description="length of the fixed single request that every launch answers")
     start_together: bool = Field(default=False, description="start all launches of a replicate side by side; one at a time is measured")
     min_speedup: float = Field(default=1.0, gt=0, description="advises against training when not even full acceptance reaches it")
-    gates: tuple[Gate, ...] = Field(default=(), description="the same at one concurrency, each like 1.1@4; in a recipe: those of bench")
+    # No part of what was measured: another gate of bench makes no measurement stale.
+    gates: tuple[Gate, ...] = Field(
+        default=(), exclude=True, description="the same at one concurrency, each like 1.1@4; in a recipe: those of bench"
+    )
     collectives: str | None = Field(
         default=None, description="all-reduce of these GPUs for the cost model: a probe's collectives.json[:ARM], or 30us,50GB/s"
     )
