@@ -5,32 +5,34 @@ FILE is adaptive_spec_params.py of a release. Of what it imports from SGLang it 
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec, spec_from_file_location, spec_from_loader
 from types import ModuleType
 from unittest.mock import MagicMock
 
 
-class StandIns:
+class StandIns(MetaPathFinder, Loader):
     """Finds nothing of sglang but these."""
 
-    def find_spec(self, name: str, path: object = None, target: object = None) -> object:
-        return importlib.util.spec_from_loader(name, self) if name.partition(".")[0] == "sglang" else None
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None, /) -> ModuleSpec | None:
+        return spec_from_loader(fullname, self) if fullname.partition(".")[0] == "sglang" else None
 
-    def create_module(self, spec: object) -> ModuleType:
-        module = MagicMock()
-        module.__path__ = []
-        return module
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return MagicMock(__path__=[])
 
     def exec_module(self, module: ModuleType) -> None:
         return None
 
 
 def main(file: str, config: str, steps: str) -> None:
-    sys.meta_path.insert(0, StandIns())
-    spec = importlib.util.spec_from_file_location("adaptive_spec_params", file)
-    real = importlib.util.module_from_spec(spec)
+    sys.meta_path.insert(0, StandIns())  # pyright: ignore[reportArgumentType]
+    spec = spec_from_file_location("adaptive_spec_params", file)
+    assert spec is not None and spec.loader is not None
+    real = module_from_spec(spec)
     spec.loader.exec_module(real)
     params = real.AdaptiveSpeculativeParams(int(steps), config)
     params.set_cuda_graph_bs([1, 2, 4, 8, 16, 32])

@@ -40,7 +40,9 @@ def asked(tmp_path: Path, interpreter: str, **changes: object) -> Asked:
 
 def test_a_config_alone_gives_break_even_a_page_and_no_second_measurement(tmp_path: Path, interpreter: str) -> None:
     document, text, code = breakeven(asked(tmp_path, interpreter), [], Talk(quiet=True))
-    assert code == 0 and "at concurrency 4 with 3 drafts per round: " in text, text
+    assert code == 0 and "at concurrency 4 with 3 drafts per round: " in text and "note: nothing was launched twice" in text, text
+    assert {entry["label"] for entry in document["cost_model"].get("break_even", [])} <= {"measured", "interpolated", "extrapolated"}
+    assert {row["name"] for row in document["canary"]} == {"baseline", "depth 3", "tree 3-4-16"}
     found = {(entry["name"], entry["concurrency"]): entry for entry in document["break_even"]}
     assert found["depth 3", 1]["accept_len"] == pytest.approx((2.5 + 3 * 0.4 + 4 * 0.02) / 2.02, rel=0.5)  # a busy machine delays
     assert found["tree 3-4-16", 1]["accept_len"] > 4 and found["tree 3-4-16", 1]["needed_share"] is None

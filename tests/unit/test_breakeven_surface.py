@@ -100,6 +100,7 @@ def test_blocks_have_a_depth_worth_training_and_trees_have_none() -> None:
     [worth] = found["depth_worth_training"]
     assert worth["easiest"] == 7 and worth["best"]["0.75"]["depth"] == 7
     assert chains_of(rows) == {"baseline": 0, "block 8": 7}
+    assert chains_of([*rows, *waves(3, 7, 1, 0.02)]) == {"baseline": 0, "depth 7": 7}  # not fitted together
     page = render(found, Subject("t", (), ("dflash",)))
     assert "none can pay" not in page and "<td>block 8</td>" in page
 

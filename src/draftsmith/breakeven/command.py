@@ -71,7 +71,8 @@ def breakeven(asked: Asked, pasted: Sequence[str], talk: Talk) -> tuple[dict[str
         page = with_counters(asked, job, settings)
         summary = json.loads((page.parent / "summary.json").read_text())
     invalid = [f"left out: {reason}" for reason in summary["invalid"]]
-    text = [*(entry["pays_if"] for entry in summary["break_even"]), *invalid, f"page: {page}", summary["advice"]]
+    notes = [f"note: {text}" for text in (*summary["findings"], summary["note"]) if text]
+    text = [*(entry["pays_if"] for entry in summary["break_even"]), *notes, *invalid, f"page: {page}", summary["advice"]]
     return summary | {"page": str(page)}, "\n".join(filter(None, text)), 3 if invalid else STOPS[summary["stop"]]
 
 

@@ -100,7 +100,8 @@ def render(summary: Mapping[str, Any], subject: Subject, measured_bias: Sequence
     names = list(dict.fromkeys(e["name"] for e in sorted(entries, key=lambda e: (e["rows"], e["name"]))))
     by_place = {(e["name"], e["concurrency"]): e | {"colour": heat(e)} for e in entries}
     rows = {e["name"]: e["rows"] for e in entries}
-    blocks = "dflash" in subject.algorithms
+    methods = {e.get("method", "eagle3") for e in entries}
+    blocks = methods == {"dflash"}
     environment = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["drafting"] = lambda depth: f"block {depth + 1}" if blocks else f"depth {depth}"
     return environment.get_template("page.html.jinja").render(
@@ -108,7 +109,7 @@ def render(summary: Mapping[str, Any], subject: Subject, measured_bias: Sequence
         subject=subject.facts,
         style=Markup(STYLE.read_text()),
         tone={"yes": "fails", "unsure": "unsure"}.get(summary.get("stop", "yes" if summary["advice"] else "no"), "pays"),
-        word="block" if blocks else "chain",
+        word="block" if blocks else "chain" if methods == {"eagle3"} else "chain or block",
         once=any(e.get("interval") == INSIDE for e in entries),
         model=model_table(summary.get("cost_model")),
         canary=summary.get("canary", ()),

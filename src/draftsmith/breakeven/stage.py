@@ -66,8 +66,8 @@ def measure(settings: BreakevenSettings, job: Job, start: Starter, model: str, p
     run_launches(folder, launches, plan_workload(settings, prompts), start, model, job.talk, settings.start_together)
     cells = all_times(folder, settings.depths, settings.concurrency)
     kinds = {name_of(depth): depth for depth in (0, *settings.depths)}
-    model = between(observations(cells, kinds), shape_of(job.target), all_reduce, [gate.concurrency for gate in settings.gates])
-    summary = summarise(folder, settings, cells, model)
+    fitted = between(observations(cells, kinds), shape_of(job.target), all_reduce, [gate.concurrency for gate in settings.gates])
+    summary = summarise(folder, settings, cells, fitted)
     atomic_write_json(folder / "summary.json", summary)
     return summary
 

@@ -17,6 +17,7 @@ from draftsmith.errors import InvalidMeasurement
 from draftsmith.settings import Gate
 
 Row = Mapping[str, Any]
+PLAIN = ("depth", "block", "dflash")  # how the names of chains and blocks begin; other kinds are probes or trees
 SOURCE = (
     "measured on the engine: waves of equal requests, prefill left out; T_round with forced acceptance, rounds as the engine tells them"
 )
@@ -40,8 +41,12 @@ def timed(rows: Sequence[Row]) -> dict[Key, Timed]:
 
 
 def chains_of(rows: Sequence[Row], baseline: str = "baseline") -> dict[str, int]:
-    """Kinds that the cost model describes, with their depth: the baseline, and chains or blocks that verify depth + 1 rows."""
-    return {row["name"]: row["depth"] for row in rows if row["name"] == baseline or (row["depth"] and row["rows"] == row["depth"] + 1)}
+    """Kinds that one cost model describes, with their depth: the baseline, and chains (or, without any, blocks) that verify depth + 1
+    rows. A chain drafts its depth in as many steps, a block in one: they are not fitted together."""
+    drafting = [row for row in rows if row["depth"] and row["rows"] == row["depth"] + 1 and row["name"].split()[0] in PLAIN]
+    method = "eagle3" if any(row["method"] == "eagle3" for row in drafting) else "dflash"
+    found = {row["name"]: 0 for row in rows if row["name"] == baseline}
+    return found | {row["name"]: row["depth"] for row in drafting if row["method"] == method and "," not in row["name"]}
 
 
 def surface(
