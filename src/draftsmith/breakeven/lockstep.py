@@ -38,6 +38,7 @@ EVEN = {
     "sglang": {"SGLANG_SIMULATE_UNIFORM_EXPERTS": "1"},
     "vllm": {"VLLM_MOE_ROUTING_SIMULATION_STRATEGY": "uniform_random"},
 }
+PROMPT_TOKENS = 64
 FORCED = 2.0  # any length will do: a round costs the same whatever is accepted, and 2 every depth can have
 
 
@@ -110,6 +111,7 @@ def run_sweep(settings: BreakevenSettings, job: Job, models: Models, engine: Eng
     load = Waves(
         read_text_config(models.target)["vocab_size"],
         tokens=settings.output_tokens,
+        prompt_tokens=settings.prompt_tokens or PROMPT_TOKENS,
         waves=settings.requests_per_slot,
         passes=2 if together else 1,
         seed=settings.seed,
@@ -189,7 +191,8 @@ def subject(job: Job, models: Models, settings: BreakevenSettings) -> Subject:
         f"{config.get('model_type', 'unknown type')}, {config['num_hidden_layers']} layers of {config['hidden_size']}"
         + (f", {routed} experts" if routed else ""),
         "random weights" if "target" in models.dummy else "the target's own weights",
-        f"{models.method}, {settings.output_tokens} tokens an answer",
+        f"{models.method}, {settings.output_tokens} tokens an answer"
+        + (f" after {settings.prompt_tokens or PROMPT_TOKENS} of prompt" if forces(job.engine) else ""),
         ", ".join(machine["gpus"]) or machine["cpu"],
     )
     return Subject(

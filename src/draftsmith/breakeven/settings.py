@@ -27,6 +27,9 @@ class BreakevenSettings(Settings):
     depths: tuple[int, ...] = Field(default=(1, 3), min_length=1)
     concurrency: tuple[int, ...] = Field(default=(1, 8), min_length=1)
     output_tokens: int = Field(default=64, ge=8, description="forced length of every answer")
+    prompt_tokens: int | None = Field(
+        default=None, ge=1, description="context before the answer; default 64. Only where acceptance is forced"
+    )
     requests_per_slot: int = Field(default=3, ge=2, description="measured requests per slot; their spread is the interval inside a launch")
     replicates: int = Field(default=1, ge=1, description="launches of each kind; from two on in turned order, and launch noise is seen")
     canary_tokens: int = Field(default=16, ge=2, description="length of the fixed single request that every launch answers")

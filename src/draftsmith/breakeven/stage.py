@@ -19,6 +19,7 @@ from draftsmith.breakeven.page import write_page
 from draftsmith.breakeven.settings import BreakevenSettings
 from draftsmith.breakeven.summary import all_times, name_of, summarise
 from draftsmith.engines.registry import engine_for
+from draftsmith.errors import UsageError
 from draftsmith.job import Job, Plan
 from draftsmith.manifest import atomic_write_json
 from draftsmith.measure.costmodel_terms import shape_of
@@ -61,6 +62,8 @@ def plan_workload(settings: BreakevenSettings, prompts: Sequence[Prompt]) -> Wor
 
 def measure(settings: BreakevenSettings, job: Job, start: Starter, model: str, prompts: Sequence[Prompt]) -> dict[str, Any]:
     """All launches that are still missing, then the summary."""
+    if settings.prompt_tokens is not None:
+        raise UsageError(f"{job.engine.name} answers prompts of text: their length is no setting", hint="leave prompt_tokens out")
     folder, all_reduce = job.folder(NAME), all_reduce_of(settings.collectives, job.engine.flags)
     launches = plan_launches(settings, job, folder / DRAFTER)
     run_launches(folder, launches, plan_workload(settings, prompts), start, model, job.talk, settings.start_together)
