@@ -175,12 +175,15 @@ def probe_collectives(args: argparse.Namespace) -> Answer:
 
     from draftsmith.job import Talk
     from draftsmith.measure import collectives
+    from draftsmith.settings import numbers
 
     known = {arm.name: arm for arm in collectives.GPU_ARMS}
     names = args.arms.split(",") if args.arms else list(known) if args.device == "cuda" else ["default"]
     if unknown := [name for name in names if name not in known]:
         raise UsageError(f"no arm {unknown[0]!r}", hint=f"arms: {', '.join(known)}")
-    rows, hidden = (tuple(int(number(word, "rows")) for word in text.split(",")) for text in (args.rows, args.hidden))
+    if args.ranks < 2:
+        raise UsageError(f"--ranks {args.ranks}: an all-reduce needs two processes or more")
+    rows, hidden = (numbers(f"--{name}", getattr(args, name), different=True) for name in ("rows", "hidden"))
     settings = collectives.Settings(args.ranks, args.device, rows, hidden, python=args.python or sys.executable)
     document = collectives.run(settings, [known[name] for name in names], args.out, Talk(quiet=args.quiet))
     return document, "\n".join(map(collectives.describe, document["arms"])), 0

@@ -26,7 +26,7 @@ class Settings(BaseModel):
 class Gate(Settings):
     """A speed-up that must be surpassed at a concurrency; written 1.1@4."""
 
-    min_speedup: float = Field(gt=0)
+    min_speedup: float = Field(gt=0, allow_inf_nan=False)
     concurrency: int = Field(ge=1)
 
     @model_validator(mode="before")

@@ -130,6 +130,22 @@ def test_experts_of_random_routers_are_drawn_evenly_in_both_arms(tmp_path: Path,
         assert planned.launch.flags["max-running-requests"] == 96  # speculation alone would stop at 48
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"replicates": 0}, "--replicates 0: "),
+        ({"tokens": 2}, "--tokens 2: "),
+        ({"context": 0}, "--context 0: "),
+        ({"draft_vocab": 0}, "--draft-vocab 0: "),
+        ({"min_speedup": ("-1",)}, "--min-speedup -1.0: "),
+        ({"min_speedup": ("inf",)}, "--min-speedup inf: "),
+    ],
+)
+def test_a_number_that_cannot_be_names_its_option(tmp_path: Path, change: dict, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        breakeven(asked(tmp_path, sys.executable, **change), [], Talk(quiet=True))
+
+
 def test_words_that_mean_nothing_are_refused() -> None:
     assert numbers("--depths", "1,3") == (1, 3) and trees_of("3-4-16") == ((3, 4, 16),)
     for text in ("", "1,a", "0", "1,1"):

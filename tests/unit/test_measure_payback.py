@@ -139,3 +139,5 @@ def test_collectives_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert cli.main([*words, "-q"]) == 0
     assert "knee at" in capsys.readouterr().out and (tmp_path / "collectives.json").is_file()
     assert cli.main([*words, "--arms", "warp"]) == 2
+    for wrong in (["--ranks", "1"], ["--rows", "1,-4"], ["--rows", "1.5"], ["--hidden", "0"]):
+        assert cli.main([*words, *wrong]) == 2, wrong

@@ -21,6 +21,7 @@ from draftsmith.job import Job, Talk
 from draftsmith.settings import DrafterSettings, EngineSettings, FlagValue, Gate, numbers
 
 METHODS = ("eagle3", "dflash")
+OPTIONS = {"output_tokens": "--tokens", "prompt_tokens": "--context"}  # where the setting has another name
 STOPS = {"no": 0, "yes": 1, "unsure": 3}  # exit codes
 
 
@@ -53,16 +54,7 @@ def breakeven(asked: Asked, pasted: Sequence[str], talk: Talk) -> tuple[dict[str
     source = asked.target
     name = source.stem if source.is_file() else source.resolve().name
     folder = asked.out or Path("runs") / f"{name}_breakeven"
-    settings = BreakevenSettings(
-        depths=numbers("--depths", asked.depths, different=True),
-        concurrency=numbers("--concurrency", asked.concurrency, different=True),
-        output_tokens=asked.tokens,
-        prompt_tokens=asked.context,
-        replicates=asked.replicates,
-        start_together=asked.together,
-        collectives=asked.collectives,
-        **bars(asked.min_speedup),
-    )
+    settings = settings_of(asked)
     engine_settings = EngineSettings(name=asked.engine, python=asked.python, flags=flags_of(pasted), ready_timeout_s=900.0)
     engine, python = engine_for(engine_settings)
     job = Job(folder, source, engine_settings, DrafterSettings(draft_vocab_size=asked.draft_vocab), talk)
@@ -77,6 +69,28 @@ def breakeven(asked: Asked, pasted: Sequence[str], talk: Talk) -> tuple[dict[str
     notes = [f"note: {text}" for text in (*summary["findings"], summary["note"]) if text]
     text = [*(entry["pays_if"] for entry in summary["break_even"]), *notes, *invalid, f"page: {page}", summary["advice"]]
     return summary | {"page": str(page)}, "\n".join(filter(None, text)), 3 if invalid else STOPS[summary["stop"]]
+
+
+def settings_of(asked: Asked) -> BreakevenSettings:
+    """The words as the stage's settings. Raises UsageError naming the option."""
+    if asked.draft_vocab < 1:
+        raise UsageError(f"--draft-vocab {asked.draft_vocab}: a drafter needs at least one token", hint="--draft-vocab 32000")
+    try:
+        return BreakevenSettings(
+            depths=numbers("--depths", asked.depths, different=True),
+            concurrency=numbers("--concurrency", asked.concurrency, different=True),
+            output_tokens=asked.tokens,
+            prompt_tokens=asked.context,
+            replicates=asked.replicates,
+            start_together=asked.together,
+            collectives=asked.collectives,
+            **bars(asked.min_speedup),
+        )
+    except ValidationError as error:
+        problem = error.errors()[0]
+        name = str(problem["loc"][0]) if problem["loc"] else ""
+        option = OPTIONS.get(name, f"--{name.replace('_', '-')}")
+        raise UsageError(f"{option} {problem['input']}: {problem['msg']}", hint="draftsmith breakeven --help") from None
 
 
 def bars(words: Sequence[str]) -> dict[str, Any]:

@@ -34,7 +34,9 @@ class BreakevenSettings(Settings):
     replicates: int = Field(default=1, ge=1, description="launches of each kind; from two on in turned order, and launch noise is seen")
     canary_tokens: int = Field(default=16, ge=2, description="length of the fixed single request that every launch answers")
     start_together: bool = Field(default=False, description="start all launches of a replicate side by side; one at a time is measured")
-    min_speedup: float = Field(default=1.0, gt=0, description="advises against training when not even full acceptance reaches it")
+    min_speedup: float = Field(
+        default=1.0, gt=0, allow_inf_nan=False, description="advises against training when not even full acceptance reaches it"
+    )
     # No part of what was measured: another gate of bench makes no measurement stale.
     gates: tuple[Gate, ...] = Field(
         default=(), exclude=True, description="the same at one concurrency, each like 1.1@4; in a recipe: those of bench"
