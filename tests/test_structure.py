@@ -101,7 +101,7 @@ def test_every_stage_has_its_names(stage: str) -> None:
 
 
 def source_of(stage: str) -> str:
-    return "\n".join(path.read_text() for path in sorted((PACKAGE / stage).glob("*.py")))
+    return "\n".join(path.read_text() for path in sorted((PACKAGE / stage).rglob("*.py")))
 
 
 def test_the_tables_of_keys_are_true() -> None:

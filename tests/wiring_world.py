@@ -15,7 +15,7 @@ from draftsmith.job import Job
 from draftsmith.models.checkpoint import write_random_drafter
 from draftsmith.models.target import load_target
 from draftsmith.settings import DrafterSettings
-from draftsmith.verify import wiring_run
+from draftsmith.verify.wiring import run as wiring_run
 
 WORDS = (",", ".", " the", " and", " to", " of", " a", " in", " is", "\n", " that", " it", " for", " with", " on", " are")
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from draftsmith.breakeven.intervals import Key, Scatter, Timed, break_even, scatter, scatter_at
-from draftsmith.measure.statistics import Interval, quotient_interval
+from draftsmith.breakeven.intervals import Key, Timed, break_even, scatter, scatter_at
+from draftsmith.measure.statistics import Interval, Scatter, quotient_interval
 
 KINDS, CONCURRENCY, WAVES = ("baseline", "depth 1", "depth 3", "depth 5"), (1, 4, 16, 64), 2
 EXPERIMENTS = 1000

@@ -91,14 +91,15 @@ class Shape:
 
 
 def smollm2() -> Shape:
-    """Four servers at a time: a step of this target is bound by the host, and sixteen servers on sixteen cores were seen to disturb it."""
-    real = {depth: Wanted(f"depth {depth}", depth, WITH_ODD if depth == 3 else ALL, real=True) for depth in range(1, 8)}
-    baseline = Wanted("baseline", 0, WITH_ODD, real=True)
+    """Seven servers at a time: a step of this target is bound by the host, and sixteen servers on sixteen cores were seen to disturb it."""
+    depths = [Wanted(f"depth {depth}", depth, WITH_ODD if depth == 3 else ALL, real=True) for depth in range(1, 8)]
     groups = (
-        (baseline, real[1], real[3], real[7]),
-        (real[2], real[4], real[5], real[6]),
-        (Wanted("baseline", real=True), Wanted("depth 3", 3, real=True), Wanted("dummy baseline"), Wanted("dummy depth 3", 3)),
+        (Wanted("baseline", 0, WITH_ODD, real=True), *(wanted for wanted in depths if wanted.depth != 6)),
         (
+            depths[5],
+            Wanted("baseline", real=True),
+            Wanted("dummy baseline"),
+            Wanted("dummy depth 3", 3),
             Wanted("depth 3, all accepted", 3, real=True, forced=4.0),
             Wanted("baseline, 64 requests and graphs", 0, (48, 56, 64), real=True, flags=FEW),
             Wanted("tree of 3 steps, 4 wide, 16 rows", 3, (1, 4, 16, 64), real=True, tree=(4, 16)),

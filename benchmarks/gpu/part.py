@@ -25,13 +25,15 @@ ROOT = Path(__file__).resolve().parents[2]
 LEFT_BEHIND = (".safetensors", ".pt", ".sock", ".parquet")  # large, or made again by the same command
 LEFT_FOLDERS = {"capture", "home", "models"}
 STOP_S = 20.0  # what ending a command takes at most
+EARLIER_S = 15  # a driver that watches the clock ends so long before it is stopped
 MOST_BYTES = 15 << 20  # of one file that comes back
 
 
 @dataclass(frozen=True)
 class Part:
-    """`words`: the command, in which {kit} and {work} stand for folders, {python} for this interpreter and {engine} for one that finds the
-    kit's packages (no engine inherits PYTHONPATH). seconds: when it is stopped. expected_s: what it should take."""
+    """`words`: the command, in which {kit} and {work} stand for folders, {python} for this interpreter, {engine} for one that finds the
+    kit's packages (no engine inherits PYTHONPATH) and {seconds} for when the command should end by itself. seconds: when it is stopped.
+    expected_s: what it should take."""
 
     what: str
     words: str
@@ -41,10 +43,10 @@ class Part:
     kit: str = "sglang"
 
 
-def breakeven(shape: str, groups: str, seconds: int) -> str:
-    """Words of breakeven.py."""
+def breakeven(shape: str, groups: str) -> str:
+    """Words of breakeven.py; {seconds} is when the part is stopped."""
     source = "--target {kit}/model" if shape == "smollm2" else "--tokenizer {kit}/model"
-    words = f"--shape {shape} {source} --pythonpath {{kit}}/site --groups {groups} --budget-s {seconds - 15} --out {{work}}"
+    words = f"--shape {shape} {source} --pythonpath {{kit}}/site --groups {groups} --budget-s {{seconds}} --out {{work}}"
     return f"{{python}} benchmarks/gpu/breakeven.py {words}"
 
 
@@ -57,27 +59,39 @@ VLLM = (
     " --concurrency 1,4,16,64 --together --out {work}/out --"
     " --gpu-memory-utilization 0.2 --kv-cache-memory-bytes 4294967296 --max-model-len 4096 --dtype bfloat16"
 )
-TP = "{python} benchmarks/gpu/tensor_parallel.py --kit {kit} --out {work}"
+TP = "{python} benchmarks/gpu/tensor_parallel.py --kit {kit} --out {work} --budget-s {seconds} --part"
+MODES, TRAINED = "{python} benchmarks/gpu/modes.py", "--trained {kit}/trained --kit {kit} --out {work}"
+TESTS = "env OUT={work} bash benchmarks/gpu/tests.sh {kit} '' -k"
 PARTS = {
     "road": Part("recipes/smollm2-h200-sglang.yaml, check to report; give it again until it says done", ROAD, 565, 900),
     "train": Part("capture and train on the GPU against the CPU", "{python} -m pytest -q tests/gpu/test_training_gpu.py", 120, 40),
-    "smollm2-1": Part("SmolLM2, real weights: baseline, depths 1, 3, 7, probes of C = 64", breakeven("smollm2", "1", 300), 300, 220),
-    "smollm2-2": Part("SmolLM2: depths 2, 4, 5, 6", breakeven("smollm2", "2", 300), 300, 200),
-    "smollm2-3": Part("SmolLM2: second launches, dummy against real weights", breakeven("smollm2", "3", 300), 300, 200),
-    "smollm2-4": Part("SmolLM2: all accepted, 64 graphs, a tree", breakeven("smollm2", "4", 280), 280, 170),
-    "dense-2": Part("Qwen3-8B's shape: second launches, DFlash blocks of 8 and 16", breakeven("dense", "2", 330), 330, 260),
-    "moe-1": Part("Qwen3-30B-A3B's shape: baseline, depth 3", breakeven("moe", "1", 400), 400, 300),
-    "moe-2": Part("the same: depth 1, a second baseline", breakeven("moe", "2", 400), 400, 300),
-    "moe-3": Part("the same with the routing of random weights", breakeven("moe", "3", 360), 360, 270),
-    "kimi-1": Part("Kimi K2's shape, 6 layers, 384 experts: baseline, depth 3", breakeven("kimi", "1", 400), 400, 280),
-    "kimi-2": Part("the same: depths 1 and 7", breakeven("kimi", "2", 400), 400, 280),
+    "sets": Part("bench whose arms swap two GPUs from pair to pair", f"{MODES} sets {TRAINED}", 420, 330, gpus=2),
+    "sleep": Part("bench with a server an arm that sleeps", f"{MODES} sleep {TRAINED}", 330, 220),
+    "audits": Part("verify wiring, lossless and replay, watch, on one recipe", f"{{python}} benchmarks/gpu/audits.py {TRAINED}", 400, 260),
+    "wiring": Part("tests/gpu of verify wiring", f"{TESTS} 'test_wiring_gpu and sglang'", 400, 260),
+    "kills": Part("tests/gpu: a killed worker, a port taken late", f"{TESTS} 'sglang and (after_the_check or killed_worker)'", 240, 150),
+    "serve": Part("all tests/gpu of SGLang", f"{TESTS} sglang", 560, 500),
+    "smollm2-1": Part("SmolLM2, real weights: baseline, depths 1 to 5 and 7, probes of C = 64", breakeven("smollm2", "1"), 400, 260),
+    "smollm2-2": Part("SmolLM2: depth 6, dummy weights, all accepted, 64 graphs, a tree", breakeven("smollm2", "2"), 400, 250),
+    "dense-2": Part("Qwen3-8B's shape: second launches, DFlash blocks of 8 and 16", breakeven("dense", "2"), 330, 230),
+    "moe-1": Part("Qwen3-30B-A3B's shape: baseline, depth 3", breakeven("moe", "1"), 400, 280),
+    "moe-2": Part("the same: depth 1, a second baseline", breakeven("moe", "2"), 400, 280),
+    "moe-3": Part("the same with the routing of random weights", breakeven("moe", "3"), 360, 270),
+    "kimi-1": Part("Kimi K2's shape, 6 layers, 384 experts: baseline, depth 3", breakeven("kimi", "1"), 400, 270),
+    "kimi-2": Part("the same: depths 1 and 7", breakeven("kimi", "2"), 400, 270),
     "vllm": Part("break-even on vLLM, acceptance forced", VLLM, 560, 420, kit="vllm"),
-    "serve": Part("tests/gpu of SGLang", "env OUT={work} bash benchmarks/gpu/tests.sh {kit} '' -k sglang", 560, 360),
-    "tp-probe": Part("all-reduce in every arm", f"{TP} --part probe --budget-s 280", 300, 200, gpus=2),
-    "tp-1": Part("both shapes on one GPU each", f"{TP} --part 1 --budget-s 540", 560, 420, gpus=2),
-    "tp-2": Part("the first of the shapes over two GPUs", f"{TP} --part 2 --budget-s 540", 560, 420, gpus=2),
-    "tp-3": Part("the others over two GPUs", f"{TP} --part 3 --budget-s 540", 560, 420, gpus=2),
-    "tp-4": Part("what is left, through the host", f"{TP} --part 4 --budget-s 540", 560, 420, gpus=2),
+    "tp-probe": Part("all-reduce in every arm", f"{TP} probe", 300, 200, gpus=2),
+    "tp-links": Part(
+        "all-reduce: the arms that two GPUs are predicted from, and those once left out",
+        f"{TP} probe --arms sglang,default,p2p-off,channels-16,p2p-off-LL,p2p-off-Simple",
+        170,
+        90,
+        gpus=2,
+    ),
+    "tp-1": Part("Qwen3-8B's shape on one and on two GPUs", f"{TP} 1", 560, 420, gpus=2),
+    "tp-2": Part("Kimi K2's shape on one GPU, the second", f"{TP} 2", 400, 270, gpus=2),
+    "tp-3": Part("Kimi K2's shape over two GPUs, both links", f"{TP} 3", 440, 320, gpus=2),
+    "tp-4": Part("Qwen3-8B's shape over two GPUs through the host", f"{TP} 4", 400, 250, gpus=2),
 }
 
 
@@ -87,9 +101,10 @@ def table() -> list[str]:
     return ["| part | what it measures | kit, GPUs | expected, s | stopped after, s |", "| --- | --- | --- | ---: | ---: |", *rows]
 
 
-def command(part: Part, kit: Path, work: Path, more: Sequence[str] = ()) -> list[str]:
-    """The words of a part with its folders; words of the caller before those that go to the engine."""
-    words = shlex.split(part.words.format(kit=kit, work=work, python=sys.executable, engine=engine(kit, work)))
+def command(part: Part, kit: Path, work: Path, more: Sequence[str] = (), seconds: float | None = None) -> list[str]:
+    """The words of a part with its folders; words of the caller before those that go to the engine. seconds: instead of the part's own."""
+    ends = f"{(seconds or part.seconds) - EARLIER_S:.0f}"
+    words = shlex.split(part.words.format(kit=kit, work=work, python=sys.executable, engine=engine(kit, work), seconds=ends))
     at = words.index("--") if "--" in words else len(words)
     return [*words[:at], *more, *words[at:]]
 
@@ -150,12 +165,13 @@ def main() -> int:
     work = Path(os.environ.get("WORK") or Path(tempfile.gettempdir()) / "draftsmith-parts") / name
     work.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    code = run(command(part, kit, work, more), environment(kit, work), work / "part.log", part.seconds)
+    seconds = min(part.seconds, float(os.environ.get("SECONDS_LEFT", part.seconds)))
+    code = run(command(part, kit, work, more, seconds), environment(kit, work), work / "part.log", seconds)
     took = time.monotonic() - started
     out.mkdir(parents=True, exist_ok=True)
     left = pack(work, out / f"{name}.tar.gz")
     print("".join((work / "part.log").read_text(errors="replace").splitlines(keepends=True)[-40:]))
-    print(f"{name}: exit code {code} after {took:.0f} s (stopped after {part.seconds}); left behind: {', '.join(left) or 'nothing'}")
+    print(f"{name}: exit code {code} after {took:.0f} s (stopped after {seconds:.0f}); left behind: {', '.join(left) or 'nothing'}")
     return code
 
 

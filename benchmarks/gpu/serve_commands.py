@@ -21,7 +21,7 @@ from typing import Any
 
 from draftsmith.manifest import hardware, tool_versions
 
-TIMEOUT_S = 240.0
+TIMEOUT_S = 330.0
 # name -> (settings that make the start fail, what the error must name)
 FAILURES = {
     "a backend that is not installed": (["engine.flags.attention-backend=fa3"], "fa3|flash_attn|sgl_kernel|ModuleNotFound|ImportError"),
@@ -33,13 +33,13 @@ FAILURES = {
 class Session:
     """Runs commands one after the other and keeps what came of them."""
 
-    def __init__(self, arguments: argparse.Namespace) -> None:
-        self.recipe, self.drafter, self.out = str(arguments.recipe), str(arguments.drafter), arguments.out
+    def __init__(self, recipe: Path, drafter: Path, out: Path, record: str = "serve_commands.json") -> None:
+        self.recipe, self.drafter, self.out, self.record = str(recipe), str(drafter), out, record
         self.out.mkdir(parents=True, exist_ok=True)
         self.steps: list[dict[str, Any]] = []
 
     def run(self, what: str, *words: str, code: int = 0, must_say: str = "") -> dict[str, Any]:
-        """One `draftsmith` command; right when it ends with `code` and its output matches `must_say`."""
+        """One `draftsmith` command; right when it ends with `code` and its output matches `must_say`. Nothing is raised."""
         started = time.perf_counter()
         try:
             done = subprocess.run(
@@ -62,7 +62,7 @@ class Session:
 
     def write(self) -> None:
         document = {"hardware": hardware(), "tools": tool_versions(), "steps": self.steps}
-        (self.out / "serve_commands.json").write_text(json.dumps(document, indent=1) + "\n")
+        (self.out / self.record).write_text(json.dumps(document, indent=1) + "\n")
 
 
 def healthy(session: Session) -> None:
@@ -90,7 +90,8 @@ def main() -> int:
     parser.add_argument("--recipe", type=Path, required=True)
     parser.add_argument("--drafter", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    session = Session(parser.parse_args())
+    arguments = parser.parse_args()
+    session = Session(arguments.recipe, arguments.drafter, arguments.out)
     healthy(session)
     for number, (what, (settings, must_say)) in enumerate(FAILURES.items()):
         session.start(what, *settings, code=4, must_say=must_say, name=f"fails-{number}")

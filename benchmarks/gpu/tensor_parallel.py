@@ -1,7 +1,7 @@
 """What communication does to speculation: SGLang on one and on two GPUs, with dummy weights and forced acceptance.
 
-    PYTHONPATH=src python benchmarks/gpu/tensor_parallel.py --kit DEST --out $OUT --part probe
-    PYTHONPATH=src python benchmarks/gpu/tensor_parallel.py --kit DEST --out $OUT --part 1 2 --budget-s 570        (then --part 3 4)
+    PYTHONPATH=src python benchmarks/gpu/tensor_parallel.py --kit DEST --out $OUT --part probe [--arms sglang,p2p-off-LL]
+    PYTHONPATH=src python benchmarks/gpu/tensor_parallel.py --kit DEST --out $OUT --part 3 --budget-s 570
     PYTHONPATH=src python benchmarks/gpu/tensor_parallel.py --plan
 
 DEST: an unpacked kit (site/ with SGLang, model/ with a tokenizer). For every shape in `shapes/` it measures T_ar(C) and T_round(C, depth)
@@ -39,6 +39,7 @@ SHAPES = Path(__file__).with_name("shapes")
 GPU_GB, NUM_GPUS, MAX_SERVERS = 135.0, 2, 6  # of 150 GB; six starts keep 32 cores busy
 CONCURRENCY = (1, 4, 16, 64)
 FORCED = 2.0  # a whole number: every rank takes it without drawing
+ARM_S = 45.0  # of the probe; seen: 10 to 20 s
 READY_S, LEAST_S, STOP_S = 270.0, 210.0, 12.0  # seen: 60 to 124 s until one server is ready on 16 cores
 
 LOOPBACK = {"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}  # one host, perhaps without a network
@@ -70,13 +71,15 @@ FLAGS: dict[str, FlagValue] = {
 
 @dataclass(frozen=True)
 class Group:
-    """One target shape on `tp` GPUs over one link, with its launches by depth (0: baseline). gb: of one server on one GPU, roughly."""
+    """One target shape on `tp` GPUs over one link, with its launches by depth (0: baseline). gb: of one server on one GPU, roughly.
+    gpu: the only one that it takes, so that the other can measure something else meanwhile."""
 
     shape: str
     tp: int
     link: str  # "own": SGLang's own all-reduce over NVLink; "p2p-off": NCCL through the host
     gb: float
     depths: tuple[int, ...] = (0, 3, 1)
+    gpu: int | None = None
 
     @property
     def name(self) -> str:
@@ -86,10 +89,10 @@ class Group:
 GROUPS = (
     Group("qwen3-8b", 1, "own", 28.0),
     Group("qwen3-8b", 2, "own", 16.0),
-    Group("kimi-cut-6", 1, "own", 60.0),
-    Group("kimi-cut-6", 2, "own", 33.0),
+    Group("kimi-cut-6", 1, "own", 60.0, (0, 3), gpu=1),
+    Group("kimi-cut-6", 2, "own", 33.0, (0, 3)),
+    Group("kimi-cut-6", 2, "p2p-off", 33.0, (0, 3)),
     Group("qwen3-8b", 2, "p2p-off", 16.0, (0, 3)),
-    Group("kimi-cut-6", 2, "p2p-off", 33.0),
 )
 
 
@@ -113,7 +116,8 @@ def place(group: Group, free: list[float], left: int) -> list[Placed] | None:
     """All servers of a group in what is free on the GPUs (changed on success), or None when they do not fit."""
     trial, placed = list(free), []
     for depth in group.depths:
-        gpus = tuple(range(NUM_GPUS)) if group.tp > 1 else (max(range(NUM_GPUS), key=lambda gpu: trial[gpu]),)
+        one = max(range(NUM_GPUS), key=lambda gpu: trial[gpu]) if group.gpu is None else group.gpu
+        gpus = tuple(range(NUM_GPUS)) if group.tp > 1 else (one,)
         for gpu in gpus:
             trial[gpu] -= group.gb
         placed.append(Placed(group, depth, gpus))
@@ -204,6 +208,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--budget-s", type=float, default=570.0, help="all of it must end within this")
     parser.add_argument("--tokens", type=int, default=160, help="forced output tokens of a request")
     parser.add_argument("--python", default=sys.executable, help="interpreter of the engine and of the probe")
+    parser.add_argument("--arms", help=f"of the probe, instead of all: {','.join(arm.name for arm in GPU_ARMS)}")
     parser.add_argument("--plan", action="store_true", help="print the parts and end")
     return parser.parse_args()
 
@@ -220,10 +225,11 @@ def main() -> None:
         for part in arguments.part:
             left_s = deadline - time.monotonic()
             if part == "probe":
-                settings = Settings(ranks=NUM_GPUS, python=arguments.python)
+                settings = Settings(ranks=NUM_GPUS, python=arguments.python, timeout_s=ARM_S)
                 os.environ |= LOOPBACK | {"PYTHONPATH": str(arguments.kit / "site")}  # for SGLang's own all-reduce
+                arms = [arm for arm in GPU_ARMS if arguments.arms is None or arm.name in arguments.arms.split(",")]
                 try:
-                    run(settings, GPU_ARMS, arguments.out / "collectives", Talk(), budget_s=left_s - settings.timeout_s)
+                    run(settings, arms, arguments.out / "collectives", Talk(), budget_s=left_s - settings.timeout_s)
                 except EnvironmentFailed as error:
                     print(f"probe: {error}")
             elif left_s < LEAST_S:

@@ -25,9 +25,9 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests"), str(ROOT / "tests" / "un
 from lossless_world import ACCEPT, FAULTS, SINGLE, SURE, Engine, InProcess, prompts  # noqa: E402
 
 from draftsmith.job import Talk  # noqa: E402
-from draftsmith.verify.lossless import run  # noqa: E402
-from draftsmith.verify.lossless_judges import ServerJudge  # noqa: E402
-from draftsmith.verify.lossless_settings import PROBES, Audit  # noqa: E402
+from draftsmith.verify.lossless.audit import run  # noqa: E402
+from draftsmith.verify.lossless.judges import ServerJudge  # noqa: E402
+from draftsmith.verify.lossless.settings import PROBES, Audit  # noqa: E402
 
 AUDIT = Audit(skip=frozenset(PROBES))
 NOISE, DEPTH, FIRST_SEED = 0.02, 3, 1000

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from draftsmith.commands import Answer, Commands, open_recipe, recipe_arguments
 from draftsmith.errors import UsageError
 
 if TYPE_CHECKING:
-    from draftsmith.commands import Answer
-    from draftsmith.verify.lossless_settings import Audit
+    from draftsmith.verify.lossless.settings import Audit
 
-Arguments = Callable[[argparse.ArgumentParser], None]
-NUMBERS = {  # option: what it is; the defaults stand in verify/lossless_settings.py
+NUMBERS = {  # option: what it is; the defaults stand in verify/lossless/settings.py
     "num_prompts": "prompts of the greedy part (default 24)",
     "output_tokens": "tokens of each greedy answer (default 128)",
     "concurrency": "requests in flight (default 8)",
@@ -40,7 +38,7 @@ def verify_lossless(args: argparse.Namespace) -> Answer:
 def of_urls(args: argparse.Namespace, audit: Audit) -> Answer:
     from draftsmith.job import Talk
     from draftsmith.runfolder import disk_errors_said_plainly, locked
-    from draftsmith.verify import lossless_run
+    from draftsmith.verify.lossless import run as lossless_run
 
     if len(args.url) > 2 or (len(args.url) == 1 and args.target is None):
         hint = "two: first the server without speculation; or one, and --target FOLDER"
@@ -57,7 +55,6 @@ def of_urls(args: argparse.Namespace, audit: Audit) -> Answer:
 
 
 def of_recipe(args: argparse.Namespace, audit: Audit) -> Answer:
-    from draftsmith.commands import open_recipe
     from draftsmith.runfolder import disk_errors_said_plainly, locked
 
     if args.target is not None:
@@ -67,7 +64,7 @@ def of_recipe(args: argparse.Namespace, audit: Audit) -> Answer:
         audit = replace(audit, near_tie=1e-3)
     folder = args.out or job.folder("lossless")
     with disk_errors_said_plainly(job.run), locked(job.run):
-        from draftsmith.verify import lossless_run
+        from draftsmith.verify.lossless import run as lossless_run
 
         folder.mkdir(parents=True, exist_ok=True)
         return told(lossless_run.of_recipe(job, args.prompts or "heldout", args.endpoint, audit, folder), folder)
@@ -76,7 +73,7 @@ def of_recipe(args: argparse.Namespace, audit: Audit) -> Answer:
 def told(result: dict[str, Any], folder: Path) -> Answer:
     """Findings that are no information, where the numbers are, and the verdict as the last line."""
     from draftsmith.findings import Finding
-    from draftsmith.verify.lossless import EXIT, FILE
+    from draftsmith.verify.lossless.audit import EXIT, FILE
 
     lines = [Finding(**finding).line() for finding in result["findings"] if finding["severity"] != "info"]
     code = EXIT[result["verdict"]]
@@ -85,7 +82,7 @@ def told(result: dict[str, Any], folder: Path) -> Answer:
 
 def audit_from(args: argparse.Namespace) -> Audit:
     """Audit from the options. Raises UsageError."""
-    from draftsmith.verify.lossless_settings import Audit, Way
+    from draftsmith.verify.lossless.settings import Audit, Way
 
     values: dict[str, Any] = {name: getattr(args, name) for name in NUMBERS if getattr(args, name) is not None}
     if "num_prompts" in values:
@@ -100,11 +97,7 @@ def options(command: argparse.ArgumentParser) -> None:
     command.usage = (
         "draftsmith verify lossless --url A --url B [options] | --url B --target FOLDER [options] | RECIPE [KEY=VALUE ...] [options]"
     )
-    command.add_argument(
-        "recipe", metavar="RECIPE", nargs="?", type=Path, help="a recipe that was run as far as export: starts both servers"
-    )
-    command.add_argument("overrides", metavar="KEY=VALUE", nargs="*", default=[], help="another setting than the recipe's")
-    command.add_argument("--run-folder", metavar="DIR", type=Path, help="the recipe's run folder (default: runs/<the recipe's name>)")
+    recipe_arguments(command, "engine.flags.dtype=float32", "a recipe that was run as far as export: starts both servers", optional=True)
     command.add_argument("--url", action="append", help="a server that runs: first the one without speculation, then the one with it")
     command.add_argument(
         "--target", metavar="FOLDER", type=Path, help="the local target: renders prompts, judges gaps, replaces the baseline"
@@ -128,8 +121,7 @@ def options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--out", metavar="DIR", type=Path, help="where lossless.json and the raw replies go (default runs/lossless-url)")
 
 
-# name: (what it does, its handler, its arguments, how it is called)
-COMMANDS: dict[str, tuple[str, Callable[[argparse.Namespace], Any], Arguments, str]] = {
+COMMANDS: Commands = {
     "verify lossless": (
         "do two servers give the same answers? greedy, sampled, structured, cut, long",
         verify_lossless,

@@ -90,13 +90,13 @@ def build_parser() -> Parser:
     run = add(
         sub, "run", "Walk all stages of a recipe, from target to verdict. A run that was stopped goes on where it was.", commands.run_recipe
     )
-    recipe_arguments(run)
+    road_arguments(run)
     run.add_argument("--until", metavar="STAGE", choices=list(STAGES), help=f"stop after this stage: {', '.join(STAGES)}")
     for name, question in STAGES.items():
         more = {"data": f". See also: draftsmith data show RUN_FOLDER ({SHOW}).", "serve": f". See also: {', '.join(serving.COMMANDS)}."}
         handler, options = MORE_THAN_A_RECIPE.get(name, (commands.run_stage, None))
         stage = add(sub, name, f"The stage {name}: {question}{more.get(name, '')}", handler)
-        recipe_arguments(stage, optional=name in MORE_THAN_A_RECIPE and name != "report")
+        road_arguments(stage, optional=name in MORE_THAN_A_RECIPE and name != "report")
         if options is not None:
             options(stage)
         if name == "capture":
@@ -141,15 +141,9 @@ def add(sub: Any, name: str, text: str, handler: commands.Handler) -> argparse.A
     return command
 
 
-def recipe_arguments(command: argparse.ArgumentParser, optional: bool = False) -> None:
-    nargs = "?" if optional else None
-    command.add_argument("recipe", metavar="RECIPE", nargs=nargs, type=Path, help="a recipe file, for example recipes/smollm2-cpu.yaml")
-    command.add_argument(
-        "overrides", metavar="KEY=VALUE", nargs="*", default=[], help="another setting than the recipe's: train.budget_s=600"
-    )
-    command.add_argument(
-        "--run-folder", metavar="DIR", type=Path, help="where the stages leave their files (default: runs/<the recipe's name>)"
-    )
+def road_arguments(command: argparse.ArgumentParser, optional: bool = False) -> None:
+    """What `run` and the stages take."""
+    commands.recipe_arguments(command, "train.budget_s=600", optional=optional)
     command.add_argument("--dry-run", action="store_true", help="print engine launches, disk and time, and do nothing")
 
 

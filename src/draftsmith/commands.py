@@ -1,4 +1,5 @@
-"""What each command does. A handler returns (JSON document, text for stdout, exit code) and imports what it needs."""
+"""What each command does, and the arguments that many have. A handler returns (JSON document, text for stdout, exit code) and imports what
+it needs; the modules beside this one (serving, measuring, ...) have theirs in a table `COMMANDS`."""
 
 from __future__ import annotations
 
@@ -17,8 +18,22 @@ if TYPE_CHECKING:
 
 Answer = tuple[Any, str, int]
 Handler = Callable[[argparse.Namespace], Answer]
+Arguments = Callable[[argparse.ArgumentParser], None]
+Commands = dict[str, tuple[str, Handler, Arguments, str]]  # name: (what it does, its handler, its arguments, how it is called)
 
 # --- recipes ---------------------------------------------------------------------------------------------------------
+
+RECIPE_FILE = "a recipe file, for example recipes/smollm2-cpu.yaml"
+
+
+def recipe_arguments(command: argparse.ArgumentParser, example: str, recipe: str = RECIPE_FILE, optional: bool = False) -> None:
+    """RECIPE, KEY=VALUE and --run-folder, which `open_recipe` reads. example: a setting that this command makes use of; recipe: what the
+    help says of RECIPE."""
+    command.add_argument("recipe", metavar="RECIPE", nargs="?" if optional else None, type=Path, help=recipe)
+    command.add_argument("overrides", metavar="KEY=VALUE", nargs="*", default=[], help=f"another setting than the recipe's: {example}")
+    command.add_argument(
+        "--run-folder", metavar="DIR", type=Path, help="where the stages leave their files (default: runs/<the recipe's name>)"
+    )
 
 
 def open_recipe(args: argparse.Namespace) -> tuple[Recipe, Job]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from draftsmith.commands import Answer, Commands
 from draftsmith.errors import UsageError
 
 if TYPE_CHECKING:
-    from draftsmith.commands import Answer
     from draftsmith.convert.command import Inspect
     from draftsmith.convert.drafter import Asked
     from draftsmith.findings import Finding
@@ -138,8 +138,7 @@ def arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--depth", metavar="N", type=int, help="tokens per round in a speculators config (default 3; DFlash: block - 1)")
 
 
-# name: (what it does, its handler, its arguments, how it is called)
-COMMANDS: dict[str, tuple[str, Callable[[argparse.Namespace], Any], Callable[[argparse.ArgumentParser], None], str]] = {
+COMMANDS: Commands = {
     "convert": (
         "write a drafter in another format, and account for every tensor and field",
         convert,

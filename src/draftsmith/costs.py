@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from draftsmith.commands import Answer, Commands, run_stage
 from draftsmith.errors import UsageError
 
 if TYPE_CHECKING:
-    from draftsmith.commands import Answer
     from draftsmith.measure.payback import Band
 
-Arguments = Callable[[argparse.ArgumentParser], None]
 NEVER, UNSURE = 1, 3  # exit codes: it does not pay; the interval contains never
 
 
@@ -25,8 +24,6 @@ def breakeven(args: argparse.Namespace) -> Answer:
     if args.recipe is not None:
         if args.pasted:
             raise UsageError("a recipe and engine flags at once", hint="put the flags into the recipe: engine.flags")
-        from draftsmith.commands import run_stage
-
         return run_stage(args)
     from draftsmith.breakeven.command import Asked
     from draftsmith.breakeven.command import breakeven as measured
@@ -199,8 +196,7 @@ def collectives_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--out", type=Path, default=Path("collectives"), metavar="DIR", help="where files and logs go")
 
 
-# name: (what it does, its handler, its arguments, how it is called)
-COMMANDS: dict[str, tuple[str, Callable[[argparse.Namespace], Any], Arguments, str]] = {
+COMMANDS: Commands = {
     "payback": ("when a drafter has earned back its training, or never", show_payback, payback_options, "payback"),
     "collectives": (
         "time of an all-reduce against rows, in sets of NCCL variables",

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from draftsmith.commands import Answer, Commands, run_stage
 from draftsmith.errors import UsageError
 
 if TYPE_CHECKING:
     from draftsmith.bench.settings import BenchSettings
-    from draftsmith.commands import Answer
 
-Arguments = Callable[[argparse.ArgumentParser], None]
 LISTS = ("load", "slo")  # options of running servers that may be repeated
 ONCE = ("prompts", "concurrency", "requests", "output_tokens", "reasoning", "endpoint", "pairs", "pairs_max", "noise_blocks", "out")
 URL_ONLY = (*ONCE, *LISTS)
@@ -26,8 +24,6 @@ PAIRS = 4
 
 def bench(args: argparse.Namespace) -> Answer:
     """A recipe's stage; or two running servers; or a summary computed anew."""
-    from draftsmith.commands import run_stage
-
     ways = [args.recipe is not None, args.url is not None, args.summarise is not None]
     if sum(ways) != 1:
         raise UsageError("say what to measure", hint="one of: draftsmith bench RECIPE | bench --url A --url B | bench --summarise DIR")
@@ -227,8 +223,7 @@ def compare_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--allow", metavar="KEY", action="append", help="a condition that may differ because it is the question: engine")
 
 
-# name: (what it does, its handler, its arguments, how it is called)
-COMMANDS: dict[str, tuple[str, Callable[[argparse.Namespace], Any], Arguments, str]] = {
+COMMANDS: Commands = {
     "compare": (
         "is the drafter (or engine version) of one bench faster than another's?",
         compare_runs,

@@ -6,16 +6,16 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from draftsmith.commands import Answer, Commands, open_recipe, recipe_arguments
 from draftsmith.errors import UsageError
 
 if TYPE_CHECKING:
-    from draftsmith.commands import Answer
-    from draftsmith.verify.replay_run import Sources, Subject
+    from draftsmith.verify.replay.run import Sources, Subject
 
 OUTPUT_TOKENS = 64
 DEPTH = 3  # without a recipe and without --depth
@@ -25,7 +25,7 @@ def verify_replay(args: argparse.Namespace) -> Answer:
     """A recipe's run, or a target and a drafter without one."""
     from draftsmith.job import Talk
     from draftsmith.runfolder import disk_errors_said_plainly, locked
-    from draftsmith.verify.replay_run import run
+    from draftsmith.verify.replay.run import run
 
     subject, sources, out, option = of_recipe(args) if args.recipe is not None else of_folders(args)
     place = sources.run or out
@@ -36,9 +36,8 @@ def verify_replay(args: argparse.Namespace) -> Answer:
 
 def of_recipe(args: argparse.Namespace) -> tuple[Subject, Sources, Path, str]:
     """(what is replayed, where things come from, where the result goes, the option that chooses the folder)."""
-    from draftsmith.commands import open_recipe
     from draftsmith.models.text_config import read_text_config
-    from draftsmith.verify.replay_run import Subject
+    from draftsmith.verify.replay.run import Subject
     from draftsmith.verify.stage import served_dtype
 
     _, job = open_recipe(args)
@@ -56,7 +55,7 @@ def of_folders(args: argparse.Namespace) -> tuple[Subject, Sources, Path, str]:
     """Without a recipe. Raises UsageError when something that is needed is not said."""
     from draftsmith.engines.targets import target_folder
     from draftsmith.models.text_config import read_text_config
-    from draftsmith.verify.replay_run import Subject
+    from draftsmith.verify.replay.run import Subject
     from draftsmith.verify.stage import served_dtype
 
     if args.target is None or args.drafter is None:
@@ -75,8 +74,8 @@ def of_folders(args: argparse.Namespace) -> tuple[Subject, Sources, Path, str]:
 
 def sources_of(args: argparse.Namespace, run: Path | None, depth: int) -> Sources:
     """The options about rows and served replies. Raises UsageError for a file that is not there, or a number that cannot be meant."""
-    from draftsmith.verify.replay_run import Sources
-    from draftsmith.verify.replay_served import Asking
+    from draftsmith.verify.replay.run import Sources
+    from draftsmith.verify.replay.served import Asking
 
     for name in ("prompts", "output_tokens", "depth"):
         if (value := getattr(args, name)) is not None and value < 1:
@@ -146,9 +145,7 @@ def arguments(command: argparse.ArgumentParser) -> None:
         "       draftsmith verify replay --target DIR --drafter DIR [--rows STORE|FILE] [--served FILE | --url URL] [options]"
     )
     command.epilog = "Exit code 0: as training measured and as served. 4: not so. 3: nothing to compare with. 2: the words cannot be meant."
-    command.add_argument("recipe", metavar="RECIPE", nargs="?", type=Path, help="a recipe file, for example recipes/smollm2-cpu.yaml")
-    command.add_argument("overrides", metavar="KEY=VALUE", nargs="*", default=[], help="another setting than the recipe's")
-    command.add_argument("--run-folder", metavar="DIR", type=Path, help="the recipe's run folder (default: runs/<the recipe's name>)")
+    recipe_arguments(command, "engine.flags.dtype=float32", optional=True)
     command.add_argument("--target", metavar="DIR", type=Path, help="without a recipe: the target's folder, or the name of a fetched one")
     command.add_argument("--drafter", metavar="DIR", type=Path, help="the drafter, in a format that `convert` reads (default: the export)")
     command.add_argument("--rows", metavar="PATH", type=Path, help="a capture store, or a file with tokens of prompts and answers")
@@ -166,8 +163,7 @@ def arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--out", metavar="DIR", type=Path, help="where replay.json goes (default: replay/ of the run, or runs/replay)")
 
 
-# name: (what it does, its handler, its arguments, how it is called)
-COMMANDS: dict[str, tuple[str, Callable[[argparse.Namespace], Any], Callable[[argparse.ArgumentParser], None], str]] = {
+COMMANDS: Commands = {
     "verify replay": (
         "does the drafter alone reach what training measured and what is served; where not, why",
         verify_replay,

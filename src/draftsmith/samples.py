@@ -7,10 +7,10 @@ loss_mask (list<uint8>), num_prompt_tokens (int32), finish_reason. Everything is
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from draftsmith.errors import EnvironmentFailed
 from draftsmith.manifest import commit, temporary_path
 
+Row = TypeVar("Row")
 SCHEMA = pa.schema(
     [
         pa.field("id", pa.string(), nullable=False),
@@ -30,6 +31,11 @@ SCHEMA = pa.schema(
         pa.field("finish_reason", pa.string(), nullable=False),
     ]
 )
+
+
+def samples_file(data: Path, split: str) -> Path:
+    """Where a data stage leaves a split, train or heldout."""
+    return data / f"samples-{split}.parquet"
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,3 +150,10 @@ def from_row(row: dict[str, Any]) -> Sample:
         num_prompt_tokens=int(row["num_prompt_tokens"]),
         finish_reason=row["finish_reason"],
     )
+
+
+def spread(rows: Sequence[Row], wanted: int | None) -> list[Row]:
+    """`wanted` of the rows, evenly over all: the same ones every time. All of them when there are fewer, or with None."""
+    if wanted is None or wanted >= len(rows):
+        return list(rows)
+    return [rows[i * len(rows) // wanted] for i in range(wanted)]

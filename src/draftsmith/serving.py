@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from draftsmith.commands import Answer, Commands, open_recipe, recipe_arguments
+
 if TYPE_CHECKING:
-    from draftsmith.commands import Answer
     from draftsmith.serve.records import Record
     from draftsmith.serve.service import Plan
 
-Arguments = Callable[[argparse.ArgumentParser], None]
 UNWELL = 4  # a server that is not healthy
 
 
@@ -22,7 +22,6 @@ UNWELL = 4  # a server that is not healthy
 
 def make_plan(args: argparse.Namespace, trace_folder: Path | None = None) -> Plan:
     """What the recipe and the options ask for. Raises UsageError, EnvironmentFailed when the drafter is not there."""
-    from draftsmith.commands import open_recipe
     from draftsmith.engines.protocol import Drafting, Launch
     from draftsmith.engines.registry import engine_for
     from draftsmith.errors import EnvironmentFailed
@@ -208,16 +207,10 @@ def profile_server(args: argparse.Namespace) -> Answer:
 
 def recipe_options(command: argparse.ArgumentParser) -> None:
     """What start and unit share."""
-    command.add_argument("recipe", metavar="RECIPE", type=Path, help="a recipe file, for example recipes/smollm2-cpu.yaml")
-    command.add_argument(
-        "overrides", metavar="KEY=VALUE", nargs="*", default=[], help="another setting than the recipe's: engine.flags.port=8000"
-    )
+    recipe_arguments(command, "engine.flags.port=8000")
     command.add_argument("--arm", choices=["speculative", "baseline"], default="speculative", help="with the drafter (default), or without")
     command.add_argument("--drafter", metavar="DIR", type=Path, help="folder of an exported drafter (default: export/ of the run folder)")
     command.add_argument("--name", metavar="NAME", help="what to call the server (default: the recipe's name)")
-    command.add_argument(
-        "--run-folder", metavar="DIR", type=Path, help="where the stages left their files (default: runs/<the recipe's name>)"
-    )
     command.add_argument("--env-file", metavar="FILE", type=Path, help="NAME=VALUE lines with secrets, such as VLLM_API_KEY")
     command.add_argument("--no-check", action="store_true", help="skip `check`, which otherwise refuses a launch that cannot work")
 
@@ -270,8 +263,7 @@ def profile_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--watch", metavar="SECONDS", type=float, help="send nothing; count what others ask for so long")
 
 
-# name: (what it does, its handler, its arguments, how it is called)
-COMMANDS: dict[str, tuple[str, Callable[[argparse.Namespace], Any], Arguments, str]] = {
+COMMANDS: Commands = {
     "serve start": (
         "start a server that stays, and wait until it is ready",
         start_server,

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from draftsmith.commands import Answer, Commands, open_recipe, recipe_arguments
 from draftsmith.errors import UsageError
 
 if TYPE_CHECKING:
-    from draftsmith.commands import Answer
     from draftsmith.job import Job
     from draftsmith.recipe import Recipe
     from draftsmith.tune.command import Subject
     from draftsmith.tune.settings import TuneSettings
 
-Arguments = Callable[[argparse.ArgumentParser], None]
-
 
 def tune(args: argparse.Namespace) -> Answer:
     """Exit code 0 when a way to draft pays somewhere, 1 when none does, 3 when that cannot be told."""
-    from draftsmith.commands import open_recipe
     from draftsmith.runfolder import disk_errors_said_plainly, locked
     from draftsmith.tune import command
     from draftsmith.tune.result import told
@@ -129,9 +126,7 @@ def tune_options(command: argparse.ArgumentParser) -> None:
         "settings: tune.depths=[1,2,3,5] tune.trees=[3-4-16] tune.blocks=[4,8,16] tune.concurrency=[1,8,32] tune.keep=2 tune.rounds=2 "
         "tune.pairs=3 tune.pairs_max=6 tune.margin=0.02. Exit code: 0 a way to draft pays somewhere, 1 none does, 3 that cannot be told."
     )
-    command.add_argument("recipe", metavar="RECIPE", type=Path, help="a recipe file, for example recipes/smollm2-cpu.yaml")
-    command.add_argument("overrides", metavar="KEY=VALUE", nargs="*", default=[], help="another setting: tune.depths=[1,3,5]")
-    command.add_argument("--run-folder", metavar="DIR", type=Path, help="the recipe's run folder (default: runs/<the recipe's name>)")
+    recipe_arguments(command, "tune.depths=[1,3,5]")
     command.add_argument("--drafter", metavar="DIR", type=Path, help="the drafter to tune (default: what the run exported)")
     command.add_argument(
         "--env-set",
@@ -142,7 +137,6 @@ def tune_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--dry-run", action="store_true", help="print candidates, launches and time, and do nothing")
 
 
-# name: (what it does, its handler, its arguments, how it is called)
-COMMANDS: dict[str, tuple[str, Callable[[argparse.Namespace], Any], Arguments, str]] = {
+COMMANDS: Commands = {
     "tune": ("the best depth, tree or block at each concurrency, as the engine takes it", tune, tune_options, "tune RECIPE"),
 }

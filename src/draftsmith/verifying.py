@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
+from draftsmith.commands import Answer, Commands, open_recipe, recipe_arguments
 from draftsmith.errors import UsageError
-
-if TYPE_CHECKING:
-    from draftsmith.commands import Answer
-
-Arguments = Callable[[argparse.ArgumentParser], None]
 
 
 def verify_wiring(args: argparse.Namespace) -> Answer:
     """One launch, and the sentence. A fault raises CheckFailed: exit code 4."""
-    from draftsmith.commands import open_recipe
     from draftsmith.runfolder import disk_errors_said_plainly, locked
 
     trained = boundaries(args.trained) if args.trained else None
     _, job = open_recipe(args)
     with disk_errors_said_plainly(job.run), locked(job.run):
-        from draftsmith.verify.wiring_run import run, sentence
+        from draftsmith.verify.wiring.run import run, sentence
 
         result = run(job, args.drafter, trained, args.tolerance)
     return result, sentence(result), 0
@@ -38,9 +31,7 @@ def boundaries(text: str) -> tuple[int, ...]:
 
 
 def wiring_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("recipe", metavar="RECIPE", type=Path, help="a recipe file, for example recipes/smollm2-cpu.yaml")
-    command.add_argument("overrides", metavar="KEY=VALUE", nargs="*", default=[], help="another setting than the recipe's")
-    command.add_argument("--run-folder", metavar="DIR", type=Path, help="the recipe's run folder (default: runs/<the recipe's name>)")
+    recipe_arguments(command, "engine.flags.dtype=float32")
     command.add_argument("--drafter", metavar="DIR", type=Path, help="the drafter to serve (default: what the run exported)")
     command.add_argument(
         "--trained",
@@ -55,8 +46,7 @@ def wiring_options(command: argparse.ArgumentParser) -> None:
     )
 
 
-# name: (what it does, its handler, its arguments, how it is called)
-COMMANDS: dict[str, tuple[str, Callable[[argparse.Namespace], Any], Arguments, str]] = {
+COMMANDS: Commands = {
     "verify wiring": (
         "what does the running engine really hand to the drafter, and is it what training had?",
         verify_wiring,

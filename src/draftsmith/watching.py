@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from draftsmith.commands import Answer
-
-Arguments = Callable[[argparse.ArgumentParser], None]
+from draftsmith.commands import Answer, Commands
 
 
 def watch_server(args: argparse.Namespace) -> Answer:
@@ -40,12 +35,12 @@ def watch_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--textfile", metavar="FILE.prom", type=Path, help="write the same for node_exporter's textfile collector")
     command.epilog = (
         "--json prints one JSON line per interval and a summary as the last line; with --once the summary alone. Exit code 0 without an"
-        " alarm, 4 when one went on, 3 when --once or --for-s saw fewer than 200 rounds. A key comes from the variable DRAFTSMITH_API_KEY."
+        " alarm, 4 when one went on, 3 when --once or --for-s saw fewer than 200 rounds. A key comes from"
+        " the variable DRAFTSMITH_API_KEY, else from VLLM_API_KEY."
     )
 
 
-# name: (what it does, its handler, its arguments, how it is called)
-COMMANDS: dict[str, tuple[str, Callable[[argparse.Namespace], Any], Arguments, str]] = {
+COMMANDS: Commands = {
     "watch": (
         "is a running server's acceptance what it should be? Alarms, Prometheus",
         watch_server,

@@ -18,11 +18,11 @@ from draftsmith.engines import environments
 from draftsmith.findings import Finding
 from draftsmith.models.taps import KEY
 from draftsmith.models.target import load_target
-from draftsmith.verify import wiring_run
-from draftsmith.verify.wiring import TOLERANCES, Rows, look
-from draftsmith.verify.wiring_ids import Ids
-from draftsmith.verify.wiring_run import candidates
-from draftsmith.verify.wiring_words import findings_of
+from draftsmith.verify.wiring import run as wiring_run
+from draftsmith.verify.wiring.features import TOLERANCES, Rows, look
+from draftsmith.verify.wiring.ids import Ids
+from draftsmith.verify.wiring.run import candidates
+from draftsmith.verify.wiring.words import findings_of
 from wiring_world import guessing_drafter, launch_once, revised
 
 pytestmark = pytest.mark.engine

@@ -28,8 +28,8 @@ from draftsmith.measure.messages import Reply, Request
 from draftsmith.measure.prompts import Prompt
 from draftsmith.metrics import Acceptance
 from draftsmith.models.target import Target
-from draftsmith.verify.lossless_probes import SCHEMA
-from draftsmith.verify.lossless_sides import Document, Remote
+from draftsmith.verify.lossless.probes import SCHEMA
+from draftsmith.verify.lossless.sides import Document, Remote
 from mock_server import MockServer, send
 
 torch.set_num_threads(1)

@@ -9,8 +9,11 @@ from bench_world import ACCEPTED
 from test_bench_running import Running, command
 
 from draftsmith import cli
-from draftsmith.errors import UsageError
+from draftsmith.engines.secrets import KEY_VARIABLE
+from draftsmith.errors import EnvironmentFailed, UsageError
+from draftsmith.measure.attached import Attached
 from draftsmith.measure.credentials import VARIABLE, api_key, server_url
+from draftsmith.serve.http import fetch
 from mock_server import Behaviour
 
 FAST = Behaviour(step_s=0.001)
@@ -67,6 +70,7 @@ def test_a_refused_key_is_one_clear_error(
     key: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(VARIABLE, key)
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
     with Running(FAST) as baseline, Guarded(SPECULATING, "sk-right") as speculative:
         assert cli.main(command(tmp_path, baseline, speculative)) == 4
     error = capsys.readouterr().err
@@ -83,6 +87,25 @@ def test_a_key_that_is_withdrawn_is_hidden_in_what_the_server_says(
     told = capsys.readouterr()
     everything = written(tmp_path) + told.out + told.err
     assert code in (3, 4) and "Incorrect API key provided: Bearer (hidden)" in everything and key not in everything
+
+
+def test_the_key_that_a_server_was_started_with_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What bench, watch, lossless and replay attach to, and what `serve profile` asks, with vLLM's own variable alone."""
+    for name in (VARIABLE, f"{VARIABLE}_BASELINE", f"{VARIABLE}_SPECULATIVE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(KEY_VARIABLE, "sk-of-vllm")
+    with Guarded(SPECULATING, "sk-of-vllm") as server:
+        assert Attached(server.url, "speculative").depth == 3 and fetch(f"{server.url}/v1/models")[0] == 200
+        monkeypatch.setenv(VARIABLE, "sk-of-ours")  # counts first
+        with pytest.raises(EnvironmentFailed, match="refuses the key") as error:
+            Attached(server.url, "speculative")
+    assert error.value.hint.endswith(f"{VARIABLE}_SPECULATIVE, {VARIABLE}, {KEY_VARIABLE}")
+
+
+def test_the_first_variable_that_is_set_counts() -> None:
+    env = {KEY_VARIABLE: "c", VARIABLE: "b", f"{VARIABLE}_BASELINE": "a"}
+    assert api_key("baseline", env) == "a" and api_key("speculative", env) == api_key(None, env) == "b"
+    assert api_key("baseline", {KEY_VARIABLE: "c", VARIABLE: ""}) == "c"
 
 
 def test_keys_and_addresses_that_cannot_be_meant() -> None:

@@ -11,9 +11,10 @@ from test_bench_running import Running
 from draftsmith import cli
 from draftsmith.bench.context import Context
 from draftsmith.bench.planning import described_cells, plan_workload, workload_digest
-from draftsmith.bench.prompting import BUILTIN, HELDOUT, Prompting
+from draftsmith.bench.prompting import Prompting
 from draftsmith.bench.settings import NAMED_PROMPTS, BenchSettings
 from draftsmith.bench.summary import summarise
+from draftsmith.measure.prompts import BUILTIN, HELDOUT
 from draftsmith.measure.workload import Deck
 from mock_server import Behaviour
 

@@ -46,8 +46,9 @@ def test_a_gate_that_no_acceptance_reaches_advises_against_training() -> None:
 def test_invalid_waves_and_other_phases_do_not_count() -> None:
     rows = [*waves(0, 0, 1, 0.01, 0.01), row(0, 0, 1, 9.0, invalid="x"), row(0, 0, 1, 9.0, phase="warmup")]
     assert timed(rows)["baseline", 1].seconds == pytest.approx(0.01)
-    with pytest.raises(InvalidMeasurement):
-        surface(rows)
+    for without_rounds in (rows, []):
+        with pytest.raises(InvalidMeasurement, match="no valid round"):
+            surface(without_rounds)
 
 
 def test_needed_share_inverts_the_geometric_length() -> None:

@@ -15,8 +15,10 @@ import pytest
 
 from draftsmith.engines.process import EngineProcess
 from draftsmith.engines.protocol import Launch
+from draftsmith.engines.readback import environment_of
 from draftsmith.engines.server import start, start_many
 from draftsmith.errors import EnvironmentFailed, UsageError
+from draftsmith.job import Talk
 from engine_fakes import PYTHON, FakeEngine, fake_launch, marked, wait_until_gone
 
 
@@ -38,6 +40,16 @@ def test_ready_when_healthy(tmp_path: Path) -> None:
         with pytest.raises(EnvironmentFailed, match="400"):
             server.post_json("/v1/completions", {})
     assert marked(mark) == []
+
+
+def test_a_server_of_a_stage_wants_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is asked without one: the caller's is for servers that stay. So it is open, which is said where others can reach it."""
+    monkeypatch.setenv("VLLM_API_KEY", "sk-of-the-caller")
+    monkeypatch.setenv("VLLM_OTHER", "kept")
+    with start(FakeEngine(), PYTHON, fake_launch().with_(flags={"host": "0.0.0.0"}), tmp_path / "log", 20, Talk()) as server:
+        found = environment_of(server.pid)
+    assert found is not None and "VLLM_API_KEY" not in found and found["VLLM_OTHER"] == "kept"
+    assert "without an API key" in capsys.readouterr().err
 
 
 def test_death_while_loading_is_noticed_with_its_cause(tmp_path: Path) -> None:

@@ -125,3 +125,17 @@ def test_a_part_from_its_name_to_a_folder_of_results(kit: Path, tmp_path: Path) 
     summary = json.loads((tmp_path / "results" / "summary.json").read_text())
     assert summary["launch_scatter"]["df"] == 2
     assert {entry["concurrency"] for entry in summary["break_even"]} == {1, 4}
+
+
+def test_two_lanes_take_a_gpu_each_and_begin_nothing_that_cannot_end(kit: Path, tmp_path: Path) -> None:
+    env = {**os.environ, "KIT": str(kit), "OUT": str(tmp_path / "out"), "WORK": str(tmp_path / "work")}
+    words = [sys.executable, str(GPU / "lanes.py"), "--seconds", "240", "kimi-1", "kimi-2+serve"]
+    ran = subprocess.run(words, env=env, capture_output=True, text=True, timeout=280, check=False)
+    assert ran.returncode == 124 and "serve: not begun" in ran.stdout, ran.stdout + ran.stderr
+    assert "kimi-1: exit code 0" in ran.stdout and "kimi-2: exit code 0" in ran.stdout
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["kimi-1.tar.gz", "kimi-2.tar.gz"]
+
+
+def test_an_unknown_part_is_told(tmp_path: Path) -> None:
+    ran = subprocess.run([sys.executable, str(GPU / "lanes.py"), "kimi-1+kimi"], capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 2 and "no part is called kimi;" in ran.stderr

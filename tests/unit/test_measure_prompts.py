@@ -6,15 +6,17 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from data_fakes import CHATML, LLAMA3, make_target
 from draftsmith.errors import EnvironmentFailed, UsageError
-from draftsmith.measure.prompts import FIVE_LENGTHS, Prompt, Renderer, five_prompts, forty_prompts, read_prompts
+from draftsmith.measure.prompts import FIVE_LENGTHS, Prompt, Renderer, five_prompts, forty_prompts, heldout_prompts, read_prompts
 from draftsmith.measure.traces import HASH_BLOCK, read_trace
 from draftsmith.measure.workload import Deck
+from draftsmith.samples import Sample, samples_file, write_samples
 
 BLOCK = 16  # tokens in a block of vLLM's prefix cache
 
@@ -52,6 +54,15 @@ def test_parquet_holds_the_same_as_jsonl(tmp_path: Path) -> None:
     rows = [{"id": "a", "messages": [{"role": "user", "content": "hi"}]}, {"id": "b", "messages": [{"role": "user", "content": "ho"}]}]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "p.parquet")
     assert read_prompts(tmp_path / "p.parquet") == read_prompts(write(tmp_path / "p.jsonl", *rows))
+
+
+def test_heldout_prompts_are_what_the_engine_saw(tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    mask = np.array([0, 0, 1], dtype=np.uint8)
+    write_samples(samples_file(tmp_path, "heldout"), [Sample("h", "chat", turns, np.array([5, 6, 7], dtype=np.int32), mask, 2, "stop")])
+    assert heldout_prompts(tmp_path) == [Prompt("h", (5, 6), "chat", (turns[0],))]
+    with pytest.raises(EnvironmentFailed, match="no samples at"):
+        heldout_prompts(tmp_path / "elsewhere")
 
 
 @pytest.mark.parametrize(

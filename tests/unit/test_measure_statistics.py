@@ -11,6 +11,8 @@ from draftsmith.measure.statistics import (
     Interval,
     Measured,
     geometric_mean,
+    log_interval,
+    pooled_scatter,
     quotient_interval,
     ratio_interval,
     speedup_interval,
@@ -69,6 +71,17 @@ def test_quotient_interval_equals_scipys_welch_interval() -> None:
     assert found.value == pytest.approx(geometric_mean(top) / geometric_mean(bottom))
     still = quotient_interval([2.0, 2.0], [1.0, 1.0])
     assert (still.low, still.value, still.high) == pytest.approx((2, 2, 2))
+
+
+def test_pooled_scatter_gives_students_interval() -> None:
+    top, bottom = np.log([2.0, 2.2, 2.1, 2.6]), np.log([1.0, 1.05, 0.98])
+    low, high = stats.ttest_ind(top, bottom).confidence_interval(0.95)
+    pooled = pooled_scatter([top, bottom, [0.7]])
+    assert pooled == pooled_scatter([top, bottom]) and pooled.df == 5
+    found = log_interval(float(top.mean() - bottom.mean()), pooled.sd * math.sqrt(1 / 4 + 1 / 3), pooled.df)
+    assert (found.low, found.high) == pytest.approx((math.exp(low), math.exp(high)))
+    for nothing_twice in ([], [[0.7], [0.9]]):
+        assert pooled_scatter(nothing_twice).df == 0 and math.isnan(pooled_scatter(nothing_twice).sd)
 
 
 @pytest.mark.parametrize("pairs", [2, 3, 4])

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from draftsmith.errors import EnvironmentFailed
-from draftsmith.samples import SCHEMA, Sample, problem, read_samples, write_samples
+from draftsmith.samples import SCHEMA, Sample, problem, read_samples, spread, write_samples
 
 
 def sample(prompt: int = 3, answer: int = 2, id: str = "a") -> Sample:
@@ -94,3 +94,9 @@ def test_damaged_rows(tmp_path: Path, changes: dict[str, object]) -> None:
     pq.write_table(pa.Table.from_pylist([row(**changes)], schema=SCHEMA), path)
     with pytest.raises(EnvironmentFailed, match=r"row 0|sample a"):
         read_samples(path)
+
+
+def test_spread_takes_from_everywhere() -> None:
+    assert spread("abcdefghij", 5) == list("acegi")
+    assert spread(range(3), 24) == spread(range(3), None) == [0, 1, 2]
+    assert len(set(spread(range(96), 24))) == 24 and max(spread(range(96), 24)) >= 90

@@ -164,6 +164,17 @@ def test_secrets_reach_the_engine_and_no_record() -> None:
         service.start(plan("two", fake_launch().with_(flags={"api-key": secret})), QUIET)
 
 
+def test_the_callers_key_is_handed_on(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "sk-of-the-caller")
+    record = service.start(plan(launch=fake_launch().with_(flags={"host": "0.0.0.0"})), Talk())
+    engine = state.status(record)["processes"][1]["pid"]
+    assert b"VLLM_API_KEY=sk-of-the-caller" in Path("/proc", str(engine), "environ").read_bytes()
+    assert "sk-of" not in records.record_path("one").read_text() and "WARNING" not in capsys.readouterr().err
+    service.start(plan("two", secrets={"VLLM_API_KEY": "sk-of-the-file"}), QUIET)
+    [row] = [state.status(record) for record in records.named("two")]
+    assert b"VLLM_API_KEY=sk-of-the-file" in Path("/proc", str(row["processes"][1]["pid"]), "environ").read_bytes()
+
+
 def test_open_to_the_network_without_a_key_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
     with pytest.raises(EnvironmentFailed):

@@ -24,8 +24,8 @@ from draftsmith.job import Job, Talk
 from draftsmith.manifest import read_jsonl
 from draftsmith.samples import Sample, write_samples
 from draftsmith.settings import DrafterSettings, EngineSettings
-from draftsmith.verify import lossless_run
-from draftsmith.verify.lossless_settings import Audit, Way
+from draftsmith.verify.lossless import run as lossless_run
+from draftsmith.verify.lossless.settings import Audit, Way
 
 SMALL = ["--num-prompts", "12", "--output-tokens", "48", "--sampled-prompts", "4", "--samples", "60", "--sampled-tokens", "4"]
 QUICK = ["--largest-tv", "0.7", "-q", "--json"]

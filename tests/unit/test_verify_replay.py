@@ -10,7 +10,7 @@ from draftsmith.metrics import Acceptance
 from draftsmith.models.eagle3 import Eagle3Drafter
 from draftsmith.models.target import Target
 from draftsmith.verify.reference import continued, features, last_logits
-from draftsmith.verify.replay import predict
+from draftsmith.verify.replay.rounds import predict
 from draftsmith.verify.sequences import Answer
 
 COUNT = 8

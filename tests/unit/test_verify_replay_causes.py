@@ -9,13 +9,13 @@ import pytest
 
 from draftsmith.findings import Finding
 from draftsmith.metrics import Acceptance
-from draftsmith.verify.replay import Replay
-from draftsmith.verify.replay_bootstrap import Difference, compare, compare_apart, counts
-from draftsmith.verify.replay_causes import EVERYTHING, Trained, causes, falling, sides, where_drafts_part, where_gaps_lie
-from draftsmith.verify.replay_figures import Walked, with_places
-from draftsmith.verify.replay_prompts import Frame, common_begin, common_end, expected_frame, frame_of_training, shift
-from draftsmith.verify.replay_suspects import Fit, Suspect, distance, fitting, suspects
-from draftsmith.verify.replay_words import population_finding, served_findings, trained_findings
+from draftsmith.verify.replay.bootstrap import Difference, compare, compare_apart, counts
+from draftsmith.verify.replay.causes import EVERYTHING, Trained, causes, falling, sides, where_drafts_part, where_gaps_lie
+from draftsmith.verify.replay.figures import Walked, with_places
+from draftsmith.verify.replay.prompts import Frame, common_begin, common_end, expected_frame, frame_of_training, shift
+from draftsmith.verify.replay.rounds import Replay
+from draftsmith.verify.replay.suspects import Fit, Suspect, distance, fitting, suspects
+from draftsmith.verify.replay.words import population_finding, served_findings, trained_findings
 
 DEPTH = 3
 Chance = Callable[[str, int, int], float]  # category, place, draft -> chance that the draft is right

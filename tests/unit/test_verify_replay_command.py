@@ -19,8 +19,8 @@ from verify_world import TAPS, serve
 from draftsmith import cli
 from draftsmith.job import Talk
 from draftsmith.metrics import Acceptance
-from draftsmith.verify.replay_drafter import Folder, load_plain
-from draftsmith.verify.replay_temperature import draft_probabilities, expected_accepted, sampled
+from draftsmith.verify.replay.drafter import Folder, load_plain
+from draftsmith.verify.replay.temperature import draft_probabilities, expected_accepted, sampled
 
 
 @pytest.fixture(scope="module")

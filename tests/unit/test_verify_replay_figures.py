@@ -16,7 +16,7 @@ from draftsmith.store import StoredSample
 from draftsmith.train.loop import Run, evaluate
 from draftsmith.train.objective import Shortcut, Teacher, target_index
 from draftsmith.train.settings import TrainSettings
-from draftsmith.verify.replay_figures import Hits, all_hits, counted, figures, teacher_forced, top1, walked, with_places
+from draftsmith.verify.replay.figures import Hits, all_hits, counted, figures, teacher_forced, top1, walked, with_places
 from tiny import VOCAB, tiny_drafter, tiny_target
 
 torch.set_num_threads(1)

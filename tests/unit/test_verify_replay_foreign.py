@@ -18,7 +18,7 @@ from verify_world import TAPS, VOCAB
 
 from draftsmith import cli
 from draftsmith.errors import CheckFailed
-from draftsmith.verify.replay_drafter import Folder, load_plain
+from draftsmith.verify.replay.drafter import Folder, load_plain
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "speculators"
 KEY = "eagle_aux_hidden_state_layer_ids"

@@ -16,7 +16,7 @@ from draftsmith.errors import EnvironmentFailed, InvalidMeasurement, UsageError
 from draftsmith.job import Talk
 from draftsmith.measure.prompts import Prompt
 from draftsmith.metrics import Acceptance
-from draftsmith.verify.replay_served import Asking, ask, from_bench, from_file, from_verify, told_from
+from draftsmith.verify.replay.served import Asking, ask, from_bench, from_file, from_verify, told_from
 
 PROMPTS = {name: Prompt(name, tokens, category) for name, tokens, category in (("a", (1, 2), "code"), ("b", (3, 4, 5), "prose"))}
 QUIET = Talk(quiet=True)

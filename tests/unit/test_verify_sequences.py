@@ -13,8 +13,8 @@ from draftsmith.findings import Finding
 from draftsmith.metrics import Acceptance
 from draftsmith.verify.judge import equality_findings, lossless_report, replay_findings
 from draftsmith.verify.reference import logit_gap
-from draftsmith.verify.replay import Replay, counted_rounds
-from draftsmith.verify.sequences import Answer, Divergence, divergences, first_difference, known_continuation, spread
+from draftsmith.verify.replay.rounds import Replay, counted_rounds
+from draftsmith.verify.sequences import Answer, Divergence, divergences, first_difference, known_continuation
 from draftsmith.verify.servers import Served
 from draftsmith.verify.stage import served_dtype
 
@@ -78,12 +78,6 @@ def test_known_continuation() -> None:
     assert known_continuation(answer(3, 4, 5, 6), answer(3, 4)) == (5, 6)
     assert known_continuation(answer(3, 9, 5, 6), answer(3, 4)) == ()
     assert known_continuation(answer(3), answer(3, 4)) == ()
-
-
-def test_spread_takes_from_everywhere() -> None:
-    assert spread(10, 5) == [0, 2, 4, 6, 8]
-    assert spread(3, 24) == [0, 1, 2]
-    assert len(set(spread(96, 24))) == 24 and max(spread(96, 24)) >= 90
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from draftsmith.errors import InvalidMeasurement
 from draftsmith.findings import Finding
 from draftsmith.models.taps import KEY
 from draftsmith.models.target import Target
-from draftsmith.verify.wiring import TOLERANCES, Rows, look
-from draftsmith.verify.wiring_ids import Ids
-from draftsmith.verify.wiring_run import candidates
-from draftsmith.verify.wiring_words import findings_of, store_findings
+from draftsmith.verify.wiring.features import TOLERANCES, Rows, look
+from draftsmith.verify.wiring.ids import Ids
+from draftsmith.verify.wiring.run import candidates
+from draftsmith.verify.wiring.words import findings_of, store_findings
 from tiny import LAYERS, VOCAB, tiny_target
 
 torch.set_num_threads(1)

@@ -10,8 +10,8 @@ import pytest
 from draftsmith.engines.served import Block
 from draftsmith.findings import Finding
 from draftsmith.models.taps import KEY
-from draftsmith.verify.wiring_blocks import block_findings, look_at_blocks
-from draftsmith.verify.wiring_ids import Ids, ids_of, method_of, what_to_write
+from draftsmith.verify.wiring.blocks import block_findings, look_at_blocks
+from draftsmith.verify.wiring.ids import Ids, ids_of, method_of, what_to_write
 
 MASK = 99
 TOKENS = list(range(10, 30))  # token p is 10 + p

@@ -23,7 +23,7 @@ from draftsmith.models.taps import KEY
 from draftsmith.models.target import Target
 from draftsmith.settings import DrafterSettings, EngineSettings
 from draftsmith.store import Index, StoredSample, write_shard
-from draftsmith.verify.wiring_run import Limits, Subject, candidates, find_subject, longest_prompt, report, sentence, take_down
+from draftsmith.verify.wiring.run import Limits, Subject, candidates, find_subject, longest_prompt, report, sentence, take_down
 from tiny import LAYERS, VOCAB, save_tiny_target, tiny_target
 
 torch.set_num_threads(1)

@@ -5,17 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from draftsmith.bench.settings import BenchSettings
 from draftsmith.job import Job
-from draftsmith.measure.prompts import Prompt, Renderer, five_prompts, forty_prompts, read_prompts, salt_line
+from draftsmith.measure.prompts import HELDOUT, Prompt, Renderer, heldout_prompts, named_prompts, salt_line
 from draftsmith.measure.workload import Deck
-from draftsmith.samples import read_samples
-
-BUILTIN: dict[str, Callable[[], list[Prompt]]] = {"builtin": forty_prompts, "five": five_prompts}
-HELDOUT = "heldout"
 
 
 @dataclass(frozen=True)
@@ -39,11 +34,6 @@ def template_settings(settings: BenchSettings) -> dict[str, Any]:
     return {"chat_template_kwargs": {"enable_thinking": think, "thinking": think}}
 
 
-def named(source: str) -> list[Prompt]:
-    """builtin, five, or the prompts of a file. Raises UsageError."""
-    return BUILTIN[source]() if source in BUILTIN else read_prompts(Path(source))
-
-
 def of_recipe(settings: BenchSettings, job: Job) -> Prompting:
     """Prompts with token ids. The tokenizer is loaded only when it is needed. Raises UsageError, EnvironmentFailed."""
 
@@ -51,21 +41,16 @@ def of_recipe(settings: BenchSettings, job: Job) -> Prompting:
     def renderer() -> Renderer:
         return Renderer(job.target, job.trust_remote_code)
 
-    prompts = heldout(job.folder("data")) if settings.prompts == HELDOUT else [renderer().render(p) for p in named(settings.prompts)]
+    if settings.prompts == HELDOUT:
+        prompts = heldout_prompts(job.folder("data"))
+    else:
+        prompts = [renderer().render(prompt) for prompt in named_prompts(settings.prompts)]
     return Prompting(prompts, lambda prompt, use: renderer().salt(prompt, use), lambda prompt: renderer().render(prompt))
-
-
-def heldout(folder: Path) -> list[Prompt]:
-    """The held-out prompts of the data stage, as the engine saw them, with their turns for the chat endpoint."""
-    return [
-        Prompt(sample.id, tuple(int(i) for i in sample.prompt_ids), sample.source, tuple(sample.turns[:-1]))
-        for sample in read_samples(folder / "samples-heldout.parquet")
-    ]
 
 
 def of_servers(settings: BenchSettings) -> Prompting:
     """Prompts for servers that nobody has a tokenizer of: messages go to the chat endpoint, token ids (of a file) to any other."""
-    return Prompting(named(settings.prompts), salted_messages if settings.endpoint == "chat" else None)
+    return Prompting(named_prompts(settings.prompts), salted_messages if settings.endpoint == "chat" else None)
 
 
 def salted_messages(prompt: Prompt, use: int) -> Prompt:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from draftsmith.measure.loads import REQUESTS_PER_SLOT, WARMUP_PER_SLOT, Load, load_from
+from draftsmith.measure.loads import Load, closed_shapes, load_from
 from draftsmith.settings import Gate, Settings
 
 NAMED_PROMPTS = ("heldout", "builtin", "five")  # anything else is a file
@@ -108,9 +108,7 @@ class BenchSettings(Settings):
 
     def shapes(self) -> list[tuple[int, int, int]]:
         """(concurrency, measured requests, warm-up requests) of the closed loops."""
-        requests = self.requests or tuple(REQUESTS_PER_SLOT * c for c in self.concurrency)
-        warmup = self.warmup_requests or tuple(WARMUP_PER_SLOT * c for c in self.concurrency)
-        return list(zip(self.concurrency, requests, warmup, strict=True))
+        return closed_shapes(self.concurrency, self.requests, self.warmup_requests)
 
     @model_validator(mode="after")
     def lists_fit_together(self) -> BenchSettings:

@@ -15,10 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy import stats
 
 from draftsmith.errors import InvalidMeasurement
-from draftsmith.measure.statistics import Interval, quotient_interval
+from draftsmith.measure.statistics import Interval, Scatter, log_interval, pooled_scatter, quotient_interval
 from draftsmith.metrics import break_even_accept_len
 
 Key = tuple[str, int]  # name of the kind, concurrency
@@ -37,25 +36,13 @@ class Timed:
         return math.exp(float(np.mean(np.log(self.launches))))
 
 
-@dataclass(frozen=True)
-class Scatter:
-    """Standard deviation of launches of one kind on the log scale; df 0: nothing was launched twice."""
-
-    sd: float
-    df: int
-
-
 def scatter(cells: Mapping[Key, Timed], concurrency: int | None = None) -> Scatter:
     """Pooled over the kinds at one concurrency; None: over all concurrencies (a launch counts once however many cells it has)."""
-    squares, weights = 0.0, 0
+    there = {key: cell for key, cell in cells.items() if concurrency in (None, key[1])}
     df: dict[str, int] = {}
-    for (name, at), cell in cells.items():
-        extra = len(cell.launches) - 1
-        if extra > 0 and concurrency in (None, at):
-            squares += float(np.var(np.log(cell.launches))) * (extra + 1)
-            weights += extra
-            df[name] = max(df.get(name, 0), extra)
-    return Scatter(math.sqrt(squares / weights), sum(df.values())) if weights else Scatter(math.nan, 0)
+    for (name, _), cell in there.items():
+        df[name] = max(df.get(name, 0), len(cell.launches) - 1)
+    return Scatter(pooled_scatter(np.log(cell.launches) for cell in there.values()).sd, sum(df.values()))
 
 
 def scatter_at(cells: Mapping[Key, Timed], concurrency: int) -> Scatter:
@@ -69,8 +56,7 @@ def break_even(top: Timed, bottom: Timed, spread: Scatter) -> Interval:
     value = break_even_accept_len(top.seconds, bottom.seconds)
     if spread.df:
         error = spread.sd * math.sqrt(1 / len(top.launches) + 1 / len(bottom.launches))
-        half = float(stats.t.ppf(0.975, spread.df)) * error
-        return Interval(value, value * math.exp(-half), value * math.exp(half), spread.df)
+        return log_interval(math.log(value), error, spread.df)
     if min(len(top.waves), len(bottom.waves)) < 2:
         raise InvalidMeasurement("one wave of a kind has no interval", hint="--replicates 2, or more requests_per_slot in a recipe")
     inside = quotient_interval(top.waves, bottom.waves)  # its middle and the value differ in the last digits where waves are weighted

@@ -11,9 +11,10 @@ from statistics import fmean
 from typing import Any
 
 from draftsmith.breakeven.depths import needed_share, worth_training
-from draftsmith.breakeven.intervals import Key, Scatter, Timed, break_even, geometric, kind_of, scatter, scatter_at
+from draftsmith.breakeven.intervals import Key, Timed, break_even, geometric, kind_of, scatter, scatter_at
 from draftsmith.breakeven.words import advice_for, implausible, pays_if, unknown_gates
 from draftsmith.errors import InvalidMeasurement
+from draftsmith.measure.statistics import Scatter
 from draftsmith.settings import Gate
 
 Row = Mapping[str, Any]

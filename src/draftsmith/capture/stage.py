@@ -19,7 +19,7 @@ from draftsmith.models.device import usable
 from draftsmith.models.taps import default_taps
 from draftsmith.models.target import Target, load_target
 from draftsmith.models.text_config import read_text_config
-from draftsmith.samples import Sample, read_samples
+from draftsmith.samples import Sample, read_samples, samples_file
 from draftsmith.store import Index, Shard, StoredSample, bytes_per_token, intact, write_shard
 
 NAME = "capture"
@@ -40,7 +40,7 @@ def plan(settings: CaptureSettings, job: Job) -> Plan:
     element = torch.finfo(getattr(torch, settings.dtype)).bits // 8
     per_token = bytes_per_token(len(taps_of(job)), config["hidden_size"], element)
     folder = job.folder("data")
-    files = [folder / f"samples-{split}.parquet" for split in SPLITS]
+    files = [samples_file(folder, split) for split in SPLITS]
     if not all(file.exists() for file in files):
         return Plan(note=f"{per_token} bytes per token; totals are known once data has run")
     tokens = sum(len(sample.token_ids) for file in files for sample in read_samples(file))
@@ -90,7 +90,7 @@ def plan_shards(job: Job, tokens_per_shard: int) -> list[tuple[str, list[Sample]
     """(split, samples) of each shard. Samples are sorted by length, so that batches are dense; the order depends on the data only."""
     shards: list[tuple[str, list[Sample]]] = []
     for split in SPLITS:
-        samples = sorted(read_samples(job.folder("data") / f"samples-{split}.parquet"), key=lambda s: (len(s.token_ids), s.id))
+        samples = sorted(read_samples(samples_file(job.folder("data"), split)), key=lambda s: (len(s.token_ids), s.id))
         current: list[Sample] = []
         for sample in samples:
             if current and sum(len(s.token_ids) for s in current) + len(sample.token_ids) > tokens_per_shard:

@@ -10,7 +10,7 @@ from typing import Any
 from draftsmith.data.mask import MaskRecord
 from draftsmith.data.template import ChatTemplate
 from draftsmith.errors import UsageError
-from draftsmith.samples import Sample, read_samples
+from draftsmith.samples import Sample, read_samples, samples_file
 
 OPEN, CLOSE = "⟦", "⟧"
 
@@ -22,7 +22,7 @@ def show(run: Path, n: int = 3, seed: int = 0) -> tuple[list[dict[str, Any]], st
         raise UsageError(f"{n} samples cannot be shown")
     record = MaskRecord.read(folder)
     template = ChatTemplate.load(Path(record.target))
-    samples = read_samples(folder / "samples-train.parquet")
+    samples = read_samples(samples_file(folder, "train"))
     chosen = random.Random(seed).sample(samples, min(n, len(samples)))
     document = [describe(sample, template) for sample in chosen]
     return document, "\n\n".join(render(sample, template) for sample in chosen)

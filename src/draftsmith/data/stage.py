@@ -30,7 +30,7 @@ from draftsmith.errors import EnvironmentFailed
 from draftsmith.job import Job, Plan
 from draftsmith.manifest import append_jsonl, atomic_write_text, read_jsonl
 from draftsmith.measure.client import Request
-from draftsmith.samples import Sample, write_samples
+from draftsmith.samples import Sample, samples_file, write_samples
 
 NAME = "data"
 INPUTS = ("check",)
@@ -71,7 +71,7 @@ def run(settings: DataSettings, job: Job) -> dict[str, Any]:
         answers = answer_all(settings, folder, template, prompts, engines)
     samples, bad = make_samples(prompts, answers, template)
     for split in SPLITS:
-        write_samples(folder / f"samples-{split}.parquet", samples[split])
+        write_samples(samples_file(folder, split), samples[split])
     user_end = template.user_turn.end if settings.synthesised else ""
     MaskRecord(str(job.target), template.generation_prompt, user_end, sorted(template.end_ids), len(answers.rows)).write(folder)
     summary = summarise(samples, prompts, answers, {"prompts": dict(dropped), "answers": dict(bad)})

@@ -23,7 +23,7 @@ from draftsmith.engines import resolution
 from draftsmith.engines.home import home
 from draftsmith.engines.locking import file_lock
 from draftsmith.engines.pip import install_torch, pip_install
-from draftsmith.engines.process import NOT_PASSED
+from draftsmith.engines.process import inherited
 from draftsmith.engines.targets import fetch_target, listed_targets, target_folder
 from draftsmith.errors import EnvironmentFailed, UsageError
 from draftsmith.job import Talk
@@ -236,8 +236,7 @@ def run_probe(python: Path, package: str, folder: Path) -> dict[str, Any]:
     """Run the probe script in the engine's interpreter. Raises EnvironmentFailed with the end of its output."""
     answer = folder / f".probe.{os.getpid()}.json"
     script = Path(__file__).with_name(PROBES[package])
-    env = {key: value for key, value in os.environ.items() if key not in NOT_PASSED}
-    env |= {"PYTHONSAFEPATH": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "NO_COLOR": "1"}
+    env = inherited() | {"PYTHONSAFEPATH": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "NO_COLOR": "1"}
     try:
         ran = subprocess.run(
             [str(python), str(script), str(answer)], capture_output=True, text=True, env=env, timeout=PROBE_TIMEOUT_S, check=False

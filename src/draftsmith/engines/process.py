@@ -15,12 +15,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from draftsmith.engines.secrets import KEY_VARIABLE
 from draftsmith.errors import EnvironmentFailed
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 GRACE_S = 1.5  # from SIGTERM to SIGKILL of the engine's tree
-# of the toolkit's interpreter, not of the engine's (DONTWRITEBYTECODE would make every later start slower)
-NOT_PASSED = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV")
+# of the toolkit's interpreter, not of the engine's (DONTWRITEBYTECODE would make every later start slower); and the key of servers that
+# stay, which `serve start` hands on itself: a stage asks the servers that it starts without one
+NOT_PASSED = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV", KEY_VARIABLE)
+
+
+def inherited() -> dict[str, str]:
+    """What an engine gets of the caller's environment."""
+    return {name: value for name, value in os.environ.items() if name not in NOT_PASSED}
 
 
 class EngineProcess:
@@ -30,7 +37,6 @@ class EngineProcess:
         """Start `argv` with `env` on top of the caller's environment and all output in `log`. Raises EnvironmentFailed."""
         self.argv = list(argv)
         self.log = log
-        inherited = {key: value for key, value in os.environ.items() if key not in NOT_PASSED}
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
             log.write_bytes(b"")
@@ -47,7 +53,7 @@ class EngineProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL if detached else None,
             cwd="/" if detached else None,  # a folder that a long-lived process stands in cannot be unmounted
-            env={**inherited, **env},
+            env={**inherited(), **env},
             start_new_session=True,
             text=True,
         )

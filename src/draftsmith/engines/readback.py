@@ -35,9 +35,8 @@ GROWN = {"quantization", "kv_cache_dtype"}  # the engine names a variant of what
 # --- variables -------------------------------------------------------------------------------------------------------
 
 
-def planned_variables(env: Mapping[str, str], inherited: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What every process of the tree must have: the launch's own variables and those of the families that the caller had set."""
-    given = os.environ if inherited is None else inherited
+def planned_variables(env: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    """What every process of the tree must have: the launch's own variables and, of those that it was given besides, the families'."""
     return {**{name: value for name, value in given.items() if FAMILIES.match(name)}, **env}
 
 

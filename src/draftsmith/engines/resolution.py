@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -13,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from draftsmith.engines.process import NOT_PASSED
+from draftsmith.engines.process import inherited
 from draftsmith.errors import EnvironmentFailed, UsageError
 
 SCRIPTS = Path(__file__).with_name("inside")
@@ -96,11 +95,7 @@ def questions(group: Sequence[Case]) -> dict[str, Any]:
 
 def ask(python: Path, family: str, document: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, Any]:
     """Run the script of the family. The engine sees the variables of the case and none of ours that begin with its name."""
-    clean = {
-        key: value
-        for key, value in os.environ.items()
-        if key not in (*NOT_PASSED, "PYTHONSAFEPATH") and not key.startswith(("SGLANG_", "VLLM_"))
-    }
+    clean = {name: value for name, value in inherited().items() if not name.startswith(("PYTHONSAFEPATH", "SGLANG_", "VLLM_"))}
     clean |= {
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import select
 import socket
 import time
@@ -15,7 +14,7 @@ from typing import Any
 
 from draftsmith.engines.death import why
 from draftsmith.engines.flags import fixed_port
-from draftsmith.engines.process import EngineProcess
+from draftsmith.engines.process import EngineProcess, inherited
 from draftsmith.engines.protocol import Engine, Launch
 from draftsmith.engines.readback import changed_settings, changed_variables, planned_variables
 from draftsmith.engines.rootcause import read_lines
@@ -120,7 +119,7 @@ class Server:
         wrong = changed_settings(self.engine.requested(self.launch), self.effective())
         if wrong:
             raise CheckFailed(f"{self.engine.name} changed what it was asked for: {'; '.join(wrong)}", hint=f"log: {self.log}")
-        wrong = changed_variables(planned_variables(self.env), self.process.pids(), self.engine.name)
+        wrong = changed_variables(planned_variables(self.env, inherited()), self.process.pids(), self.engine.name)
         if wrong:
             hint = "a wrapper, or the engine itself, changes the environment; set the variable to what the engine needs, or leave it out"
             raise CheckFailed(f"{self.engine.name} runs in another environment than it was given: {'; '.join(wrong[:5])}", hint=hint)
@@ -192,7 +191,7 @@ def start_many(
         talk.say(f"{name}: starting {len(servers)} server{'s' if len(servers) > 1 else ''}")
         for number, server in enumerate(servers):
             server.label = f"{name}{f' {number + 1}' if len(servers) > 1 else ''}"
-            if warning := exposure(server.launch, {**os.environ, **server.env}):
+            if warning := exposure(server.launch, server.env):
                 talk.say(warning)
         wait_ready(servers, ready_timeout_s, talk)
         for server in servers:

@@ -10,7 +10,7 @@ from draftsmith.engines.counters import total_by
 from draftsmith.engines.protocol import Arm, Engine
 from draftsmith.engines.registry import ENGINES
 from draftsmith.errors import EnvironmentFailed
-from draftsmith.measure.credentials import VARIABLE, api_key, server_url, variable_of
+from draftsmith.measure.credentials import api_key, server_url, variables
 from draftsmith.measure.pages import ask
 from draftsmith.measure.protocol import Starter
 from draftsmith.measure.recorder import Planned, Serving
@@ -60,7 +60,7 @@ class Attached:
     def refused(self, path: str, status: int) -> EnvironmentFailed:
         """What to say when the server wants another key, or one at all."""
         found = f"refuses the key (HTTP {status})" if self.key else f"wants a key (HTTP {status})"
-        hint = f"set {VARIABLE} (or {variable_of(self.arm)} for this server alone) in the environment; never an option"
+        hint = f"a key is read from the environment, never from an option; the first counts: {', '.join(variables(self.arm))}"
         return EnvironmentFailed(f"{self.url}{path} {found}", hint=hint)
 
     def first_model(self) -> str:

@@ -1,4 +1,7 @@
-"""Keys and addresses of servers that somebody else started. A key comes from the environment only, and goes into headers only."""
+"""Keys and addresses of servers that run already. A key comes from the environment only, and goes into headers only.
+
+A server that was started with a key in VLLM_API_KEY, as vLLM reads it and `serve start` hands it on, is reached with that same variable.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,20 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from draftsmith.engines.protocol import Arm
-from draftsmith.engines.secrets import MASK
+from draftsmith.engines.secrets import KEY_VARIABLE, MASK
 from draftsmith.errors import UsageError
 
 VARIABLE = "DRAFTSMITH_API_KEY"
 
 
-def variable_of(arm: Arm) -> str:
-    """The variable for the server of one arm alone."""
-    return f"{VARIABLE}_{arm.upper()}"
+def variables(arm: Arm | None = None) -> tuple[str, ...]:
+    """Where a key is looked for, the first that is set counts: for the server of one arm alone, for all, and vLLM's own."""
+    return (*([f"{VARIABLE}_{arm.upper()}"] if arm else []), VARIABLE, KEY_VARIABLE)
 
 
-def api_key(arm: Arm, env: Mapping[str, str] = os.environ) -> str:
-    """The key of this arm's server, else the common one; "" without any. Raises UsageError for what no header can hold."""
-    for name in (variable_of(arm), VARIABLE):
+def api_key(arm: Arm | None = None, env: Mapping[str, str] = os.environ) -> str:
+    """The key of a server, of this arm where there are two; "" without any. Raises UsageError for what no header can hold."""
+    for name in variables(arm):
         if key := env.get(name, "").strip():
             if not key.isascii() or not key.isprintable() or " " in key:
                 raise UsageError(f"{name} holds characters that no key has", hint="expected printable ASCII without blanks")

@@ -88,6 +88,12 @@ def told_rounds(chunk: Mapping[str, Any]) -> Mapping[str, Any]:
     return NOTHING
 
 
+def refuse_messages_only(request: Request) -> None:
+    """Raises UsageError where only a chat endpoint could render the prompt."""
+    if not request.prompt_token_ids and not request.text:
+        raise UsageError(f"request {request.id} has messages only", hint="use the chat endpoint, or render the prompts first")
+
+
 class Completions:
     """POST /v1/completions: token ids or text in, text and token ids out."""
 
@@ -95,8 +101,7 @@ class Completions:
     path: ClassVar[str] = "/v1/completions"
 
     def payload(self, request: Request, model: str) -> dict[str, Any]:
-        if not request.prompt_token_ids and not request.text:
-            raise UsageError(f"request {request.id} has messages only", hint="use the chat endpoint, or render the prompts first")
+        refuse_messages_only(request)
         return {"model": model, "prompt": request.prompt_token_ids or request.text, **sampling(request)}
 
     def read(self, chunk: Mapping[str, Any]) -> Piece:
@@ -146,8 +151,7 @@ class Generate:
     path: ClassVar[str] = "/generate"
 
     def payload(self, request: Request, model: str) -> dict[str, Any]:
-        if not request.prompt_token_ids and not request.text:
-            raise UsageError(f"request {request.id} has messages only", hint="use the chat endpoint, or render the prompts first")
+        refuse_messages_only(request)
         params: dict[str, Any] = {
             "max_new_tokens": request.max_tokens,
             "temperature": request.temperature,

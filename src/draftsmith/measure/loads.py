@@ -105,6 +105,13 @@ def load_from(content: Mapping[str, Any]) -> Load:
     return load
 
 
+def closed_shapes(concurrency: Sequence[int], requests: Sequence[int] | None, warmup: Sequence[int] | None) -> list[tuple[int, int, int]]:
+    """(concurrency, measured requests, warm-up requests) of closed loops; None: as many as show a steady state."""
+    measured = requests or [REQUESTS_PER_SLOT * slots for slots in concurrency]
+    warming = warmup or [WARMUP_PER_SLOT * slots for slots in concurrency]
+    return list(zip(concurrency, measured, warming, strict=True))
+
+
 def size_problems(concurrency: int, requests: int, warmup: int) -> list[str]:
     """What keeps a closed loop from showing a steady state; empty when it is long enough.
 

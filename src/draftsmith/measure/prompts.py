@@ -1,4 +1,4 @@
-"""Where prompts come from: the built-in ones, files, and the salt that keeps a repeated prompt out of the prefix cache.
+"""Where prompts come from: the built-in ones, files, held-out samples; and the salt that keeps a repeated prompt out of the prefix cache.
 
 An engine keeps the keys and values of prompts in blocks that are found again by everything up to their end, so a prompt whose first
 block differs shares nothing. A repeated prompt therefore gets a line of its own at its very front: twelve letters and digits that
@@ -8,7 +8,7 @@ depend on the prompt and on how often it was used. It costs about ten tokens and
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,10 @@ from typing import Any
 from draftsmith.errors import EnvironmentFailed, UsageError
 from draftsmith.manifest import sha256_bytes
 
-BUILTIN = Path(__file__).with_name("prompts.json")
+FORTY = Path(__file__).with_name("prompts.json")
 FIVE = Path(__file__).with_name("prompts_five.json")
 FIVE_LENGTHS = (256, 1024, 2048)  # output tokens at which the five are asked
+HELDOUT = "heldout"  # the prompts of a run's own held-out samples
 COLUMNS = ("token_ids", "messages", "turns", "prompt")
 Message = Mapping[str, str]
 
@@ -45,7 +46,28 @@ def five_prompts() -> list[Prompt]:
 
 def forty_prompts() -> list[Prompt]:
     """Forty short user turns, not yet rendered."""
-    return [Prompt(f"builtin-{number:02d}", (), "builtin", user(text)) for number, text in enumerate(json.loads(BUILTIN.read_text()))]
+    return [Prompt(f"builtin-{number:02d}", (), "builtin", user(text)) for number, text in enumerate(json.loads(FORTY.read_text()))]
+
+
+BUILTIN: dict[str, Callable[[], list[Prompt]]] = {"builtin": forty_prompts, "five": five_prompts}
+
+
+def named_prompts(source: str) -> list[Prompt]:
+    """builtin, five, or the prompts of a file, not yet rendered. Raises UsageError."""
+    return BUILTIN[source]() if source in BUILTIN else read_prompts(Path(source))
+
+
+def heldout_prompts(data: Path) -> list[Prompt]:
+    """The held-out prompts in the folder of a data stage: token ids as the engine saw them, and their turns for the chat endpoint.
+
+    Raises EnvironmentFailed on a missing or damaged file.
+    """
+    from draftsmith.samples import read_samples, samples_file
+
+    return [
+        Prompt(sample.id, tuple(map(int, sample.prompt_ids)), sample.source, tuple(sample.turns[:-1]))
+        for sample in read_samples(samples_file(data, "heldout"))
+    ]
 
 
 class Renderer:

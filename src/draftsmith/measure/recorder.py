@@ -7,6 +7,7 @@ every launch: a machine that slows down shows in it, whatever the arm's cells do
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -28,6 +29,7 @@ from draftsmith.measure.sensors import Limits, Reading, Sensors, invalid_reasons
 from draftsmith.measure.window import decode_tok_s, request_tok_s, steady_window
 from draftsmith.metrics import Acceptance
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 REQUESTS = "requests.jsonl"
 COUNTER_TOLERANCE = 0.01  # share by which the server's token counter may differ from the sum of usage
 COUNTER_LAG_S = 3.0
@@ -71,8 +73,8 @@ class Planned:
 
     @property
     def gpus(self) -> list[int] | None:
-        """Indices of the GPUs that this launch may use; None: all, or not told by number."""
-        words = self.launch.env.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        """Indices of the GPUs that this launch may use, by its own environment or else ours; None: all, or not told by number."""
+        words = self.launch.env.get(VISIBLE, os.environ.get(VISIBLE, "")).split(",")
         return [int(word) for word in words] if all(word.strip().isdigit() for word in words) else None
 
 

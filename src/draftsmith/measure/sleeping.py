@@ -6,6 +6,7 @@ between starts, so its intervals are over blocks, and every summary says so.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from draftsmith.measure.recorder import Planned, Serving
 from draftsmith.settings import FlagValue
 
 TIMEOUT_S = 300.0  # weights travel between GPU and host
+SETTLE_S = 0.5  # SGLang's scheduler ends itself when it is put to sleep before it has closed its last batch
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ def taking_turns(start: Starter, switch: Switch) -> Iterator[Starter]:
             else:
                 [servers[arm]] = stack.enter_context(start(group))
             yield [servers[arm]]
+            time.sleep(SETTLE_S)
             post(servers[arm], switch.sleep)
 
         yield turn

@@ -11,7 +11,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from draftsmith.report.files import Finished
-from draftsmith.samples import Sample, read_samples
+from draftsmith.samples import Sample, read_samples, spread
 
 SPLITS = ("train", "heldout")
 COUNTED = ("samples", "sources", "tokens", "supervised_tokens", "finish_reasons")  # of the stage's summary; counted here again
@@ -55,12 +55,6 @@ def tokenizer_of(target: Path) -> Tokenizer | None:
     """The target's tokenizer.json; None when it has none."""
     path = target / "tokenizer.json"
     return Tokenizer.from_file(str(path)) if path.is_file() else None
-
-
-def spread(samples: list[Sample], number: int) -> list[Sample]:
-    """`number` samples, evenly over the file: the same ones every time."""
-    number = min(number, len(samples))
-    return [samples[i * len(samples) // number] for i in range(number)]
 
 
 def decoded(sample: Sample, decoder: Tokenizer) -> dict[str, Any]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import http.client
-import os
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
-from draftsmith.engines.secrets import KEY_VARIABLE
 from draftsmith.engines.server import await_answer
 from draftsmith.errors import EnvironmentFailed, UsageError
+from draftsmith.measure.credentials import api_key, headers_for
 from draftsmith.measure.pages import ask
 
 
@@ -23,17 +22,11 @@ def connect(url: str, timeout_s: float) -> tuple[http.client.HTTPConnection, str
     return kind(parts.hostname, parts.port, timeout=timeout_s), (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
 
 
-def headers() -> dict[str, str]:
-    """A server that asks for a key gets it from the caller's environment."""
-    key = os.environ.get(KEY_VARIABLE)
-    return {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-
-
 def answer(url: str, timeout_s: float, look: Callable[[], None]) -> int | None:
     """The status of a GET, or None when nobody answers in time, or when `look`, called while it waits, raises an OSError."""
     connection, path = connect(url, timeout_s)
     try:
-        connection.request("GET", path, headers=headers())
+        connection.request("GET", path, headers=headers_for(api_key()))
         await_answer(connection.sock, timeout_s, look)
         return connection.getresponse().status
     except (OSError, http.client.HTTPException):
@@ -46,6 +39,6 @@ def fetch(url: str, body: Any = None, timeout_s: float = 120.0) -> tuple[int, st
     """(status, text) of a GET, or of a POST when there is a body. Raises EnvironmentFailed when nobody answers."""
     connect(url, timeout_s)  # refuses what is no URL; nothing is sent
     try:
-        return ask(url, body, os.environ.get(KEY_VARIABLE, ""), timeout_s)
+        return ask(url, body, api_key(), timeout_s)
     except ConnectionError as error:
         raise EnvironmentFailed(f"{url} does not answer: {error}", hint="draftsmith serve status") from error

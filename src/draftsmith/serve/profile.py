@@ -19,6 +19,7 @@ from typing import Any
 from draftsmith.engines.rounds import RoundCounts, Split, split_of_folder
 from draftsmith.errors import InvalidMeasurement, UsageError
 from draftsmith.job import Talk
+from draftsmith.measure.credentials import variables
 from draftsmith.serve.http import fetch
 
 REQUEST_TIMEOUT_S = 600.0
@@ -105,7 +106,7 @@ def profile(subject: Subject, load: Load, talk: Talk) -> dict[str, Any]:
 def served_model(url: str) -> str:
     status, text = fetch(f"{url}/v1/models")
     if status != 200:
-        raise InvalidMeasurement(f"{url}/v1/models answered {status}", hint="a server with a key: set VLLM_API_KEY")
+        raise InvalidMeasurement(f"{url}/v1/models answered {status}", hint=f"a server with a key: set {' or '.join(variables())}")
     return json.loads(text)["data"][0]["id"]
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from draftsmith.engines.process import GRACE_S, start_ticks, tree
 from draftsmith.engines.protocol import Engine, Launch
-from draftsmith.engines.secrets import exposure, masked, masked_argv
+from draftsmith.engines.secrets import KEY_VARIABLE, exposure, masked, masked_argv
 from draftsmith.engines.server import Server, wait_ready
 from draftsmith.engines.startup import Startup
 from draftsmith.errors import UsageError
@@ -62,8 +62,9 @@ def start(plan: Plan, talk: Talk, foreground: bool = False) -> Record:
         if log.exists():
             log.replace(log.with_suffix(".log.old"))
         mark = f"{plan.name}/{uuid.uuid4().hex}"
-        launch = plan.launch.with_(env={**plan.secrets, records.MARK: mark})
-        if warning := exposure(launch, {**os.environ, **launch.env}):
+        key = {KEY_VARIABLE: os.environ[KEY_VARIABLE]} if KEY_VARIABLE in os.environ else {}
+        launch = plan.launch.with_(env={**key, **plan.launch.env, **plan.secrets, records.MARK: mark})
+        if warning := exposure(launch, launch.env):
             talk.say(warning)
         with ExitStack() as unless_ready:
             server = Server(plan.engine, plan.python, launch, log, detached=not foreground)

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from draftsmith.errors import UsageError
 from draftsmith.job import Job
-from draftsmith.measure.prompts import Prompt, Renderer, read_prompts
+from draftsmith.measure.prompts import HELDOUT, Prompt, Renderer, heldout_prompts, named_prompts
 from draftsmith.measure.recorder import Workload
-from draftsmith.measure.workload import CellShape, Deck, builtin_prompts, make_workload
-from draftsmith.samples import read_samples
+from draftsmith.measure.workload import CellShape, Deck, make_workload
+from draftsmith.samples import samples_file
 from draftsmith.tune.settings import TuneSettings
-
-HELDOUT = "samples-heldout.parquet"
 
 
 def prompts_for(settings: TuneSettings, job: Job) -> list[Prompt]:
     """Held-out prompts of the run's data stage as the engine saw them, the built-in ones, or those of a file. Raises UsageError."""
-    if settings.prompts == "heldout":
-        path = job.folder("data") / HELDOUT
-        if not path.exists():
-            raise UsageError(f"no held-out prompts in {job.folder('data')}", hint="tune.prompts=builtin, or run the stage data first")
-        return [Prompt(s.id, tuple(int(i) for i in s.prompt_ids), s.source, tuple(s.turns[:-1])) for s in read_samples(path)]
-    if settings.prompts == "builtin":
-        return builtin_prompts(job.target, job.trust_remote_code)
+    if settings.prompts == HELDOUT:
+        data = job.folder("data")
+        if not samples_file(data, "heldout").is_file():
+            raise UsageError(f"no held-out prompts in {data}", hint="tune.prompts=builtin, or run the stage data first")
+        return heldout_prompts(data)
     renderer = Renderer(job.target, job.trust_remote_code)
-    return [renderer.render(prompt) for prompt in read_prompts(Path(settings.prompts))]
+    return [renderer.render(prompt) for prompt in named_prompts(settings.prompts)]
 
 
 def workload_for(settings: TuneSettings, job: Job, prompts: list[Prompt] | None = None) -> Workload:

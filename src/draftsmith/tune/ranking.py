@@ -12,19 +12,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
+from draftsmith.measure.statistics import Scatter, log_interval, pooled_scatter
 from draftsmith.tune.candidates import Arm
 
 Rates = Mapping[Arm, Sequence[float]]  # output tok/s of each launch of each arm
-
-
-@dataclass(frozen=True)
-class Scatter:
-    """Standard deviation of launches of one arm on the log scale; df 0: nothing was launched twice."""
-
-    sd: float
-    df: int
 
 
 @dataclass(frozen=True)
@@ -54,20 +46,21 @@ class Choice:
 
 def scatter(rates: Rates) -> Scatter:
     """Pooled over the arms."""
-    squares, df = 0.0, 0
-    for values in rates.values():
-        squares += float(np.var(np.log(values))) * len(values)
-        df += len(values) - 1
-    return Scatter(math.sqrt(squares / df), df) if df else Scatter(math.nan, 0)
+    return pooled_scatter(np.log(values) for values in rates.values())
 
 
 def ratio(top: Sequence[float], bottom: Sequence[float], spread: Scatter) -> Ratio:
     """Geometric means over launches, t interval with the pooled scatter."""
     estimate = float(np.mean(np.log(top)) - np.mean(np.log(bottom)))
-    if not spread.df:
+    return with_bounds(estimate, spread.sd * math.sqrt(1 / len(top) + 1 / len(bottom)), spread.df)
+
+
+def with_bounds(estimate: float, error: float, df: int) -> Ratio:
+    """From a log ratio and its standard error; without bounds for df 0."""
+    if not df:
         return Ratio(math.exp(estimate), None, None)
-    half = float(stats.t.ppf(0.975, spread.df)) * spread.sd * math.sqrt(1 / len(top) + 1 / len(bottom))
-    return Ratio(math.exp(estimate), math.exp(estimate - half), math.exp(estimate + half))
+    found = log_interval(estimate, error, df)
+    return Ratio(found.value, found.low, found.high)
 
 
 def ties(found: Ratio, margin: float) -> bool:
@@ -99,14 +92,9 @@ def environment_effect(cells: Mapping[int, Rates], name: str, baseline: bool) ->
         return None
     gaps = [float(np.mean(other[candidate]) - np.mean(plain[candidate])) for candidate in shared]
     groups = [values for candidate in shared for values in (plain[candidate], other[candidate])]
-    df = sum(len(values) - 1 for values in groups)
-    estimate = float(np.mean(gaps))
-    if not df:
-        return Ratio(math.exp(estimate), None, None)
-    sd = math.sqrt(sum(float(np.var(values)) * len(values) for values in groups) / df)
-    error = sd * math.sqrt(sum(1 / len(values) for values in groups)) / len(shared)
-    half = float(stats.t.ppf(0.975, df)) * error
-    return Ratio(math.exp(estimate), math.exp(estimate - half), math.exp(estimate + half))
+    spread = pooled_scatter(groups)
+    error = spread.sd * math.sqrt(sum(1 / len(values) for values in groups)) / len(shared)
+    return with_bounds(float(np.mean(gaps)), error, spread.df)
 
 
 def means_by_arm(cells: Mapping[int, Rates], name: str, baseline: bool) -> dict[Any, np.ndarray]:

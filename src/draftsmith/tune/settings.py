@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from draftsmith.measure.loads import REQUESTS_PER_SLOT, WARMUP_PER_SLOT
+from draftsmith.measure.loads import closed_shapes
 from draftsmith.settings import Settings, Variable
 
 TREE = re.compile(r"([1-9]\d*)-([1-9]\d*)-([1-9]\d*)")
@@ -45,9 +45,7 @@ class TuneSettings(Settings):
 
     def shapes(self) -> list[tuple[int, int, int]]:
         """(concurrency, measured requests, warm-up requests)."""
-        requests = self.requests or tuple(REQUESTS_PER_SLOT * c for c in self.concurrency)
-        warmup = self.warmup_requests or tuple(WARMUP_PER_SLOT * c for c in self.concurrency)
-        return list(zip(self.concurrency, requests, warmup, strict=True))
+        return closed_shapes(self.concurrency, self.requests, self.warmup_requests)
 
     @property
     def last_pair(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from draftsmith.findings import Finding
-from draftsmith.verify.replay import Replay
+from draftsmith.verify.replay.rounds import Replay
 from draftsmith.verify.sequences import Answer, Divergence
 from draftsmith.verify.servers import Served
 

@@ -74,10 +74,3 @@ def known_continuation(longer: Answer, served: Answer) -> tuple[int, ...]:
     """Tokens that follow `served` in a longer greedy answer that begins with it; empty when it does not."""
     length = len(served.tokens)
     return longer.tokens[length:] if longer.tokens[:length] == served.tokens else ()
-
-
-def spread(count: int, wanted: int) -> list[int]:
-    """`wanted` indices spread evenly over range(count), all of them when there are fewer."""
-    if wanted >= count:
-        return list(range(count))
-    return [i * count // wanted for i in range(wanted)]

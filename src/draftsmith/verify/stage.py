@@ -24,13 +24,13 @@ from draftsmith.manifest import atomic_write_json
 from draftsmith.models.checkpoint import load_exported, load_trained
 from draftsmith.models.target import Target, load_target
 from draftsmith.models.text_config import read_text_config
-from draftsmith.samples import Sample, read_samples
+from draftsmith.samples import Sample, read_samples, samples_file, spread
 from draftsmith.store import Index
 from draftsmith.verify.exported import compare, folder_findings, vocabulary_findings
 from draftsmith.verify.judge import equality_findings, lossless_report, replay_findings
 from draftsmith.verify.reference import features, last_logits, logit_gap
-from draftsmith.verify.replay import Replay, predict
-from draftsmith.verify.sequences import Answer, Divergence, divergences, known_continuation, spread
+from draftsmith.verify.replay.rounds import Replay, predict
+from draftsmith.verify.sequences import Answer, Divergence, divergences, known_continuation
 from draftsmith.verify.servers import Ask, Served, Verifier
 from draftsmith.verify.settings import VerifySettings
 
@@ -88,10 +88,10 @@ def prepare(settings: VerifySettings, job: Job) -> Setup:
     """Held-out samples and dtype. Raises UsageError for a dtype that verify cannot reproduce."""
     config = read_text_config(job.target)
     dtype = served_dtype(job.engine.flags.get("dtype", "auto"), config)
-    heldout = read_samples(job.folder("data") / "samples-heldout.parquet")
+    heldout = read_samples(samples_file(job.folder("data"), "heldout"))
     if not heldout:
         raise EnvironmentFailed("the held-out file has no samples", hint="run the data stage with data.heldout of at least 20")
-    samples = [heldout[i] for i in spread(len(heldout), settings.prompts)]
+    samples = spread(heldout, settings.prompts)
     index = Index.read(job.folder("capture"))
     assert index is not None, "capture has not finished"
     return Setup(settings, job, dtype, tuple(index.taps), samples)

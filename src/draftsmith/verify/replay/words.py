@@ -10,11 +10,11 @@ from typing import Any
 from draftsmith.findings import Finding
 from draftsmith.metrics import Acceptance, relative_gap
 from draftsmith.verify.judge import replay_findings
-from draftsmith.verify.replay import Replay
-from draftsmith.verify.replay_bootstrap import Difference
-from draftsmith.verify.replay_causes import Cause, Trained, causes, falling, where_drafts_part
-from draftsmith.verify.replay_figures import Walked
-from draftsmith.verify.replay_suspects import Fit, fitting, straight
+from draftsmith.verify.replay.bootstrap import Difference
+from draftsmith.verify.replay.causes import Cause, Trained, causes, falling, where_drafts_part
+from draftsmith.verify.replay.figures import Walked
+from draftsmith.verify.replay.rounds import Replay
+from draftsmith.verify.replay.suspects import Fit, fitting, straight
 
 LARGEST_GAP = 0.05  # of accept_len, replayed against served
 TRAINED_GAP = 0.01  # of accept_len and of each share: the export rounds the weights that the trainer measured

@@ -17,22 +17,19 @@ from draftsmith.errors import EnvironmentFailed, UsageError
 from draftsmith.job import Job, Talk
 from draftsmith.measure.attached import Attached
 from draftsmith.measure.credentials import server_url
-from draftsmith.measure.prompts import Prompt, Renderer, five_prompts, forty_prompts, read_prompts
+from draftsmith.measure.prompts import BUILTIN, HELDOUT, Prompt, Renderer, heldout_prompts, named_prompts, read_prompts
 from draftsmith.models.target import Target, load_target
-from draftsmith.samples import read_samples
-from draftsmith.verify.lossless import run
-from draftsmith.verify.lossless_judges import LocalJudge, ServerJudge
-from draftsmith.verify.lossless_local import LocalSide
-from draftsmith.verify.lossless_settings import Audit
-from draftsmith.verify.lossless_sides import Remote, Side
-from draftsmith.verify.sequences import spread
-
-BUILTIN = {"builtin": forty_prompts, "five": five_prompts}
+from draftsmith.samples import spread
+from draftsmith.verify.lossless.audit import run
+from draftsmith.verify.lossless.judges import LocalJudge, ServerJudge
+from draftsmith.verify.lossless.local import LocalSide
+from draftsmith.verify.lossless.settings import Audit
+from draftsmith.verify.lossless.sides import Remote, Side
 
 
 def prompts_named(source: str, target: Path | None, endpoint: str, trust_remote_code: bool = False) -> list[Prompt]:
     """builtin, five, or a file; with token ids when there is a local target and the endpoint takes them. Raises UsageError."""
-    prompts = BUILTIN[source]() if source in BUILTIN else read_prompts(Path(source))
+    prompts = named_prompts(source)
     if target is None or endpoint == "chat" or all(prompt.token_ids for prompt in prompts):
         return prompts
     renderer = Renderer(target, trust_remote_code)
@@ -109,7 +106,10 @@ def of_recipe(job: Job, source: str, asked: str | None, audit: Audit, folder: Pa
     if not (drafter / "config.json").is_file():
         raise EnvironmentFailed(f"no drafter at {drafter}: it has no config.json", hint="run the recipe as far as export first")
     endpoint = asked or ("generate" if engine.name == "sglang" else "completions")
-    prompts = heldout(job, audit.prompts) if source == "heldout" else prompts_named(source, job.target, endpoint, job.trust_remote_code)
+    if source == HELDOUT:
+        prompts = spread(heldout_prompts(job.folder("data")), audit.prompts)
+    else:
+        prompts = prompts_named(source, job.target, endpoint, job.trust_remote_code)
     flags, env = job.engine.flags, job.engine.env
     drafting = Drafting(job.drafter.algorithm, drafter.absolute(), job.drafter.depth)
     launches = [
@@ -122,13 +122,6 @@ def of_recipe(job: Job, source: str, asked: str | None, audit: Audit, folder: Pa
         judge = LocalJudge(local(job.target, job.trust_remote_code))
         audit = replace(audit, context=audit.context or context_of(servers[1]))
         return run(sides[0], sides[1], prompts, audit, judge, job.drafter.depth, folder, job.talk)
-
-
-def heldout(job: Job, wanted: int) -> list[Prompt]:
-    """Held-out prompts of the data stage, spread over the file."""
-    samples = read_samples(job.folder("data") / "samples-heldout.parquet")
-    chosen = [samples[place] for place in spread(len(samples), wanted)]
-    return [Prompt(s.id, tuple(int(i) for i in s.prompt_ids), s.source, tuple(s.turns[:-1])) for s in chosen]
 
 
 def remote_of(server: Server, endpoint: str, folder: Path, talk: Talk) -> Remote:

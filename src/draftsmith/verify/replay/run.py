@@ -11,20 +11,20 @@ from draftsmith.errors import EnvironmentFailed, InvalidMeasurement
 from draftsmith.findings import Finding, errors
 from draftsmith.job import Talk
 from draftsmith.manifest import atomic_write_json
-from draftsmith.measure.prompts import Prompt
+from draftsmith.measure.prompts import Prompt, heldout_prompts
 from draftsmith.metrics import relative_gap
 from draftsmith.models.eagle3 import Eagle3Drafter
 from draftsmith.models.target import Target, load_target
 from draftsmith.models.text_config import read_text_config
-from draftsmith.samples import read_samples
-from draftsmith.verify.replay_beside import Beside, look
-from draftsmith.verify.replay_causes import Trained, by_group
-from draftsmith.verify.replay_drafter import Folder, check_network, load_plain, taps_of
-from draftsmith.verify.replay_figures import Hits, Walked, all_hits, figures, teacher_forced, walked
-from draftsmith.verify.replay_rows import Rows, from_file, from_store, trained_acceptance, what_training_saw
-from draftsmith.verify.replay_served import Asking, Told, ask, from_bench, from_verify
-from draftsmith.verify.replay_served import from_file as served_from_file
-from draftsmith.verify.replay_words import lines, local_findings, trained_findings, verdict
+from draftsmith.samples import samples_file
+from draftsmith.verify.replay.beside import Beside, look
+from draftsmith.verify.replay.causes import Trained, by_group
+from draftsmith.verify.replay.drafter import Folder, check_network, load_plain, taps_of
+from draftsmith.verify.replay.figures import Hits, Walked, all_hits, figures, teacher_forced, walked
+from draftsmith.verify.replay.rows import Rows, from_file, from_store, trained_acceptance, what_training_saw
+from draftsmith.verify.replay.served import Asking, Told, ask, from_bench, from_verify
+from draftsmith.verify.replay.served import from_file as served_from_file
+from draftsmith.verify.replay.words import lines, local_findings, trained_findings, verdict
 from draftsmith.verify.stage import TORCH_DTYPES
 
 
@@ -172,7 +172,6 @@ def find_served(subject: Subject, sources: Sources, rows: Rows | None, out: Path
 
 def run_prompts(run: Path | None) -> dict[str, Prompt]:
     """The held-out prompts of a run by id, whatever rows are replayed."""
-    path = run / "data" / "samples-heldout.parquet" if run is not None else None
-    if path is None or not path.is_file():
+    if run is None or not samples_file(run / "data", "heldout").is_file():
         return {}
-    return {sample.id: Prompt(sample.id, tuple(map(int, sample.prompt_ids)), sample.source) for sample in read_samples(path)}
+    return {prompt.id: prompt for prompt in heldout_prompts(run / "data")}

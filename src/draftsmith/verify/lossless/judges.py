@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from draftsmith.measure.messages import Request
 from draftsmith.measure.prompts import Prompt
 from draftsmith.models.target import Target
-from draftsmith.verify.lossless_sides import Document, Key, Remote, Spoken, request_for, spoken_of, with_logprobs
+from draftsmith.verify.lossless.sides import Document, Key, Remote, Spoken, request_for, spoken_of, with_logprobs
 from draftsmith.verify.sequences import Answer, Divergence
 
 MOST, FEWEST = 20, 5  # log-probabilities asked for at a position; some servers give no more than the smaller number

@@ -19,7 +19,7 @@ from draftsmith.metrics import Acceptance
 from draftsmith.models.eagle3 import Eagle3Drafter
 from draftsmith.models.target import Target
 from draftsmith.verify.reference import ROWS_PER_BATCH, features
-from draftsmith.verify.replay import rounds_of
+from draftsmith.verify.replay.rounds import rounds_of
 from draftsmith.verify.sequences import Answer
 
 MOST_PERMUTED = 3  # taps of which every order is tried

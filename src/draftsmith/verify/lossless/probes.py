@@ -13,9 +13,9 @@ from typing import Any, Literal
 from draftsmith.findings import Finding
 from draftsmith.measure.messages import Reply
 from draftsmith.measure.prompts import Prompt, user
-from draftsmith.verify.lossless_greedy import Judge, compare, rows_of
-from draftsmith.verify.lossless_settings import Audit
-from draftsmith.verify.lossless_sides import Document, Remote, answer_of, request_for
+from draftsmith.verify.lossless.greedy import Judge, compare, rows_of
+from draftsmith.verify.lossless.settings import Audit
+from draftsmith.verify.lossless.sides import Document, Remote, answer_of, request_for
 
 Status = Literal["passed", "failed", "not offered", "inconclusive", "skipped"]
 REPORT = "report it to the engine with the raw replies"

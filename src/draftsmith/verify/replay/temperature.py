@@ -22,8 +22,8 @@ from draftsmith.job import Talk
 from draftsmith.models.eagle3 import Eagle3Drafter
 from draftsmith.models.target import Target
 from draftsmith.store import StoredSample
-from draftsmith.verify.replay_bootstrap import Counts, Difference, compare
-from draftsmith.verify.replay_figures import supervised, trainers_arithmetic
+from draftsmith.verify.replay.bootstrap import Counts, Difference, compare
+from draftsmith.verify.replay.figures import supervised, trainers_arithmetic
 
 
 @dataclass(frozen=True)

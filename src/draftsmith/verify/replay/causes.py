@@ -1,6 +1,6 @@
 """Where acceptance is low, and what of a gap that explains: place in the answer, length, category, draft, temperature. Pure.
 
-A cause is named only when its interval over prompts says so (replay_bootstrap.py).
+A cause is named only when its interval over prompts says so (bootstrap.py).
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftsmith.metrics import Acceptance
-from draftsmith.verify.replay_bootstrap import Counts, Difference, compare, counts
-from draftsmith.verify.replay_figures import Round, Walked
+from draftsmith.verify.replay.bootstrap import Counts, Difference, compare, counts
+from draftsmith.verify.replay.figures import Round, Walked
 
 CUTS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 Inside = Callable[[Walked, Round], bool]

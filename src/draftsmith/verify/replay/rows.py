@@ -17,10 +17,10 @@ from draftsmith.manifest import Manifest
 from draftsmith.measure.prompts import Prompt, rows_of
 from draftsmith.metrics import Acceptance
 from draftsmith.models.target import Target
-from draftsmith.samples import read_samples
+from draftsmith.samples import read_samples, samples_file, spread
 from draftsmith.store import Index, StoredSample, read_store
 from draftsmith.verify.reference import batches
-from draftsmith.verify.replay_causes import Trained
+from draftsmith.verify.replay.causes import Trained
 
 EMPTY = torch.empty(0)
 
@@ -51,7 +51,7 @@ def from_store(folder: Path, split: str, limit: int | None, target: Target, talk
     if not samples:
         there = sorted({shard.split for shard in index.shards})
         raise EnvironmentFailed(f"{folder} has no split {split!r}", hint=f"--split: {', '.join(there) or 'the store is empty'}")
-    samples = spread_over(samples, limit)
+    samples = spread(samples, limit)
     categories = categories_beside(folder, split)
     width, taps = target.config.hidden_size, target.taps
     if index.hidden_size == width and set(taps) <= set(index.taps):
@@ -67,16 +67,9 @@ def with_features(sample: StoredSample, features_TF: torch.Tensor) -> StoredSamp
     return StoredSample(sample.id, sample.num_prompt_tokens, sample.token_ids_T, sample.loss_mask_T, features_TF, sample.last_TH)
 
 
-def spread_over(samples: list[StoredSample], limit: int | None) -> list[StoredSample]:
-    """At most `limit`, spread evenly."""
-    if limit is None or limit >= len(samples):
-        return samples
-    return [samples[i * len(samples) // limit] for i in range(limit)]
-
-
 def categories_beside(store: Path, split: str) -> dict[str, str]:
     """Category of each sample, from the data folder beside the store; {} when there is none."""
-    path = store.parent / "data" / f"samples-{split}.parquet"
+    path = samples_file(store.parent / "data", split)
     return {sample.id: sample.source for sample in read_samples(path)} if path.is_file() else {}
 
 
@@ -92,7 +85,7 @@ def from_file(path: Path, limit: int | None, target: Target, talk: Talk) -> Rows
         categories[sample.id] = str(row.get("category") or row.get("source") or "")
     if not samples:
         raise UsageError(f"{path} holds no rows", hint="one JSON object a line: prompt_token_ids and token_ids")
-    return Rows(path.name, captured(spread_over(samples, limit), target, talk), categories, False)
+    return Rows(path.name, captured(spread(samples, limit), target, talk), categories, False)
 
 
 def sample_from(row: Mapping[str, Any], where: str, name: str, vocab_size: int) -> StoredSample:

@@ -14,7 +14,7 @@ from typing import Any
 from scipy import stats
 
 from draftsmith.measure.messages import Reply
-from draftsmith.verify.lossless_rates import RATIO
+from draftsmith.verify.lossless.rates import RATIO
 from draftsmith.verify.sequences import Answer, Divergence
 
 ALPHA = 0.001

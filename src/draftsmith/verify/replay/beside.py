@@ -17,16 +17,16 @@ from draftsmith.measure.prompts import Renderer
 from draftsmith.models.eagle3 import Eagle3Drafter
 from draftsmith.models.target import Target
 from draftsmith.verify.reference import ROWS_PER_BATCH, continued, features
-from draftsmith.verify.replay import Replay, rounds_of
-from draftsmith.verify.replay_bootstrap import compare_apart
-from draftsmith.verify.replay_causes import EVERYTHING, Trained, by_group, causes, sides, where_gaps_lie
-from draftsmith.verify.replay_figures import Walked, counted, with_places
-from draftsmith.verify.replay_prompts import Ids, expected_frame, frame_of_template, shift
-from draftsmith.verify.replay_rows import Rows
-from draftsmith.verify.replay_served import Told
-from draftsmith.verify.replay_suspects import Fit, accuse
-from draftsmith.verify.replay_temperature import Sampled, sampled
-from draftsmith.verify.replay_words import (
+from draftsmith.verify.replay.bootstrap import compare_apart
+from draftsmith.verify.replay.causes import EVERYTHING, Trained, by_group, causes, sides, where_gaps_lie
+from draftsmith.verify.replay.figures import Walked, counted, with_places
+from draftsmith.verify.replay.prompts import Ids, expected_frame, frame_of_template, shift
+from draftsmith.verify.replay.rounds import Replay, rounds_of
+from draftsmith.verify.replay.rows import Rows
+from draftsmith.verify.replay.served import Told
+from draftsmith.verify.replay.suspects import Fit, accuse
+from draftsmith.verify.replay.temperature import Sampled, sampled
+from draftsmith.verify.replay.words import (
     LARGEST_GAP,
     frame_finding,
     heat_finding,

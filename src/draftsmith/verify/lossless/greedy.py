@@ -18,10 +18,10 @@ from draftsmith.findings import Finding
 from draftsmith.measure.messages import Reply
 from draftsmith.measure.prompts import Prompt
 from draftsmith.metrics import Acceptance
-from draftsmith.verify.lossless_depth import Concentration, concentrations, sentence, shifted
-from draftsmith.verify.lossless_rates import RATIO, Count, compared, detectable_ratio, excess_p, fault_bound
-from draftsmith.verify.lossless_settings import Audit
-from draftsmith.verify.lossless_sides import Remote, Side, answer_of, request_for
+from draftsmith.verify.lossless.depth import Concentration, concentrations, sentence, shifted
+from draftsmith.verify.lossless.rates import RATIO, Count, compared, detectable_ratio, excess_p, fault_bound
+from draftsmith.verify.lossless.settings import Audit
+from draftsmith.verify.lossless.sides import Remote, Side, answer_of, request_for
 from draftsmith.verify.sequences import Answer, Divergence, divergences
 
 COUNTER_LAG_S = 3.0

@@ -21,13 +21,13 @@ from draftsmith.job import Talk
 from draftsmith.manifest import atomic_write_json, tool_versions
 from draftsmith.measure.messages import Reply
 from draftsmith.measure.prompts import Prompt
-from draftsmith.verify import lossless_greedy
-from draftsmith.verify.lossless_greedy import Greedy, Judge
-from draftsmith.verify.lossless_logprobs import probe_logprobs
-from draftsmith.verify.lossless_probes import Bench, Result, probe_json, probe_long, probe_stop, probe_tools
-from draftsmith.verify.lossless_sampling import Sampled, equality_test, padded
-from draftsmith.verify.lossless_settings import PROBES, Audit, Way
-from draftsmith.verify.lossless_sides import Remote, Side, answer_of, request_for
+from draftsmith.verify.lossless import greedy as greedy_part
+from draftsmith.verify.lossless.greedy import Greedy, Judge
+from draftsmith.verify.lossless.logprobs import probe_logprobs
+from draftsmith.verify.lossless.probes import Bench, Result, probe_json, probe_long, probe_stop, probe_tools
+from draftsmith.verify.lossless.sampling import Sampled, equality_test, padded
+from draftsmith.verify.lossless.settings import PROBES, Audit, Way
+from draftsmith.verify.lossless.sides import Remote, Side, answer_of, request_for
 
 FILE = "lossless.json"
 Verdict = Literal["lossless", "fault", "inconclusive"]
@@ -51,12 +51,12 @@ def run(a: Side, b: Remote, prompts: Sequence[Prompt], audit: Audit, judge: Judg
     told: list[Finding] = []
     doubts: list[str] = []
     result: dict[str, Any] = {"verdict": "", "sentence": "", "settings": settings_of(audit), "depth": depth, "tools": tool_versions()}
-    greedy = lossless_greedy.ask(a, b, prompts, audit, judge, depth)
+    greedy = greedy_part.ask(a, b, prompts, audit, judge, depth)
     if "greedy" not in audit.skip:
-        found = lossless_greedy.findings(greedy, audit)
+        found = greedy_part.findings(greedy, audit)
         told += found
         doubts += greedy_doubts(greedy, audit)
-        result["greedy"] = lossless_greedy.report(greedy, audit, judge.name)
+        result["greedy"] = greedy_part.report(greedy, audit, judge.name)
         talk.say(greedy_line(greedy))
     if "sampling" not in audit.skip:
         result["sampling"] = []

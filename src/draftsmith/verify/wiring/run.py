@@ -31,13 +31,13 @@ from draftsmith.measure.prompts import Renderer, forty_prompts
 from draftsmith.models.taps import engine_version
 from draftsmith.models.target import Target, load_target
 from draftsmith.models.text_config import read_text_config
+from draftsmith.samples import spread
 from draftsmith.store import Index, read_store
-from draftsmith.verify.sequences import spread
 from draftsmith.verify.stage import TORCH_DTYPES, served_dtype
-from draftsmith.verify.wiring import TOLERANCES, Rows, Wiring, look
-from draftsmith.verify.wiring_blocks import block_findings, look_at_blocks
-from draftsmith.verify.wiring_ids import as_dict, ids_of, method_of
-from draftsmith.verify.wiring_words import SILENT, findings_of, store_findings
+from draftsmith.verify.wiring.blocks import block_findings, look_at_blocks
+from draftsmith.verify.wiring.features import TOLERANCES, Rows, Wiring, look
+from draftsmith.verify.wiring.ids import as_dict, ids_of, method_of
+from draftsmith.verify.wiring.words import SILENT, findings_of, store_findings
 
 NAME = "wiring"
 Asked = tuple[list[int], Served]
@@ -138,7 +138,7 @@ def find_subject(job: Job, drafter: Path | None, trained: Sequence[int] | None) 
         texts = [renderer.render(prompt) for prompt in forty_prompts()]
         rows = [prompt.token_ids[:longest] for prompt in sorted(texts, key=lambda prompt: -len(prompt.token_ids))[:REQUESTS]]
         return Subject(folder, config, tuple(said), rows, [], "", drafting)
-    chosen = [samples[i] for i in spread(len(samples), REQUESTS)]
+    chosen = spread(samples, REQUESTS)
     rows = [tuple(sample.token_ids_T[:longest].tolist()) for sample in chosen]
     stored = [sample.features_TF[:longest] for sample in chosen] if list(said) == index.taps else []
     return Subject(folder, config, tuple(said), rows, stored, index.dtype, drafting)

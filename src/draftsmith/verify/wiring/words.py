@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from draftsmith.findings import Finding
-from draftsmith.verify.wiring_ids import what_to_write
+from draftsmith.verify.wiring.ids import what_to_write
 
 if TYPE_CHECKING:
-    from draftsmith.verify.wiring import Tap, Wiring
-    from draftsmith.verify.wiring_ids import Ids
+    from draftsmith.verify.wiring.features import Tap, Wiring
+    from draftsmith.verify.wiring.ids import Ids
 
 SILENT = "the drafter reads other numbers than it was trained on, and no engine says so: acceptance falls, often to 1"
 RETRAIN = "capture and train on what this engine passes, or serve with an engine version that passes the trained ones"
