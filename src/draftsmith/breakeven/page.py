@@ -82,13 +82,14 @@ def bias(subject: Subject, distinct: Mapping[str, float], measured: Sequence[str
 
 
 def repetition(subject: Subject, distinct: Mapping[str, float]) -> str:
-    """What it does that forced tokens repeat themselves."""
+    """What it does that tokens repeat themselves when they are forced, or chosen by random weights."""
     shares = ", ".join(f"{share:.1%} with {name}" for name, share in distinct.items())
     seen = f" Of the tokens of a wave so many were different: {shares}." if shares else ""
     if subject.family == "moe":
         return (
-            "Forced tokens repeat themselves, and a router sends equal tokens to equal experts: where a kind decodes fewer different "
-            "tokens than the baseline its rounds wake fewer experts than real drafts would, and the needed accept_len is too low." + seen
+            "Forced tokens repeat themselves, and a router sends equal tokens to equal experts: what decodes fewer different tokens than "
+            "real text wakes fewer experts and looks too cheap. In a round that makes the needed accept_len too low, in the baseline too high."
+            + seen
         )
     return "Forced tokens repeat themselves. A dense target computes the same for any token, so its times should not feel it." + seen
 
