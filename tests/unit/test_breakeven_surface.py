@@ -121,7 +121,7 @@ def test_what_repeated_tokens_do_is_said_where_a_router_feels_it() -> None:
     found = surface(rows)
     assert found["distinct"] == {"baseline": pytest.approx(0.8), "depth 1": pytest.approx(0.03)}
     moe = render(found, Subject("t", (), family="moe", forced=True))
-    assert "80.0% with baseline, 3.0% with depth 1" in moe and "too low, in the baseline too high" in moe
+    assert "80.0% with baseline, 3.0% with depth 1" in moe and "too low, a baseline too high" in moe
     assert "A dense target computes the same" in render(found, Subject("t", (), forced=True))
     assert "repeat themselves" not in render(found, Subject("t", (), family="moe", forced=True, dummy=True))  # experts are drawn there
 

@@ -88,7 +88,7 @@ def repetition(subject: Subject, distinct: Mapping[str, float]) -> str:
     if subject.family == "moe":
         return (
             "Forced tokens repeat themselves, and a router sends equal tokens to equal experts: what decodes fewer different tokens than "
-            "real text wakes fewer experts and looks too cheap. In a round that makes the needed accept_len too low, in the baseline too high."
+            "real text wakes fewer experts and looks too cheap. A round then makes the needed accept_len too low, a baseline too high."
             + seen
         )
     return "Forced tokens repeat themselves. A dense target computes the same for any token, so its times should not feel it." + seen
