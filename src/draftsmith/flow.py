@@ -50,10 +50,11 @@ class Outcome:
 
     @property
     def exit_code(self) -> int:
-        """0, or what the bench gate says; before a bench, whether break-even advises to stop."""
+        """0, or what the bench gate says; of a command that ends with break-even, whether that advises to stop."""
         if summary := self.summary("bench"):
             return GATE_EXIT[summary["gate"]]
-        return STOP_EXIT[self.summary("breakeven").get("stop", "no")]
+        ended = self.stages[-1].stage if self.stages else ""
+        return STOP_EXIT[self.summary(ended).get("stop", "no")] if ended == "breakeven" else 0
 
     def as_dict(self) -> dict[str, Any]:
         """JSON form."""

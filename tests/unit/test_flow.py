@@ -75,9 +75,10 @@ def test_the_gate_decides_the_exit_code(road: Road, gate: str, code: int) -> Non
 
 
 @pytest.mark.parametrize(("stop", "code"), [("no", 0), ("yes", 1), ("unsure", 3)])
-def test_before_a_bench_break_even_decides_the_exit_code(stop: str, code: int) -> None:
+def test_a_walk_that_ends_with_break_even_has_its_exit_code(stop: str, code: int) -> None:
     done = [flow.Done("breakeven", "done", 1.0, {"stop": stop, "advice": "do not train"})]
     assert flow.Outcome(Path("run"), done).exit_code == code
+    assert flow.Outcome(Path("run"), [*done, flow.Done("data", "done", 1.0, {})]).exit_code == 0, "whoever went on has decided"
     done += [flow.Done("bench", "done", 1.0, {"gate": "passed"})]
     assert flow.Outcome(Path("run"), done).exit_code == 0
 
