@@ -27,13 +27,30 @@ class Cell:
 
 @dataclass(frozen=True)
 class Shape:
-    """What the model must know of target and engine. buckets: batch sizes with a CUDA graph; a batch is padded to the next one."""
+    """What the model must know of target and engine. buckets: batch sizes with a CUDA graph; a batch is padded to the next one.
+
+    vocab, draft_vocab: widths of the logits that several GPUs gather; 0: not gathered, or not known.
+    """
 
     num_experts: int = 0
     top_k: int = 0
     layers: int = 0
     hidden: int = 0
     buckets: tuple[int, ...] = ()
+    vocab: int = 0
+    draft_vocab: int = 0
+
+    def collectives(self, batch: float, depth: float, all_reduce: AllReduce) -> float:
+        """Seconds of a step's or a round's all-reduces and gathers: two all-reduces a layer and one behind the embedding, and the logits.
+
+        Of its `depth` passes the drafter (one layer) makes the first over all rows of the round, drafted tokens that were rejected included.
+        """
+        rows = batch * (depth + 1)
+        seconds = (2 * self.layers + 1) * all_reduce.at(rows, self.hidden) + all_reduce.gather(rows, self.vocab)
+        if depth:
+            for part, times in ((rows, 1), (batch, depth - 1)):
+                seconds += times * (3 * all_reduce.at(part, self.hidden) + all_reduce.gather(part, self.draft_vocab))
+        return seconds
 
     def padded(self, concurrency: np.ndarray) -> np.ndarray:
         """Batch sizes that are run; those above the largest bucket are run as they are."""
@@ -51,7 +68,7 @@ def expert_union(num_experts: int, top_k: int, rows: np.ndarray | float) -> np.n
 
 @dataclass(frozen=True)
 class Points:
-    """Cells as columns. rows: of one pass of the target; comm: seconds of all its all-reduces, and of the drafter's."""
+    """Cells as columns. rows: of one pass of the target; comm: seconds of all collectives, the drafter's among them."""
 
     concurrency: np.ndarray
     depth: np.ndarray
@@ -67,9 +84,7 @@ class Points:
         rows = batch * (depth + 1)
         comm = np.zeros_like(rows)
         if all_reduce is not None:
-            target = [2 * shape.layers * all_reduce.at(r, shape.hidden) for r in rows]
-            drafter = [2 * k * all_reduce.at(b, shape.hidden) for b, k in zip(batch, depth, strict=True)]  # one layer, once per draft
-            comm = np.array(target) + np.array(drafter)
+            comm = np.array([shape.collectives(b, k, all_reduce) for b, k in zip(batch, depth, strict=True)])
         return cls(batch, depth, context, rows, comm)
 
 
