@@ -19,6 +19,7 @@ from statistics import median
 from typing import Any
 
 import two_gpus_page
+
 from draftsmith.errors import InvalidMeasurement
 from draftsmith.manifest import atomic_write_json, atomic_write_text, read_jsonl
 from draftsmith.measure.collectives import AllReduce

@@ -8,6 +8,7 @@ from typing import Any
 
 from draftsmith.measure.costmodel import folk_speedup
 
+CORNERS = ((6, 5), (6, -10), (-15, 5), (-17, -10))  # where a dot's concurrency is written, in points; four to a group
 UNSTEADY = "~"  # marks a cell whose waves did not agree
 
 
@@ -90,8 +91,8 @@ def more(document: Mapping[str, Any]) -> str:
         for entry in entries:
             for row in (one for one in entry["rows"] if one["concurrency"] in (1, 4, 16, 64)):
                 name = f"{group.split('-tp')[0]}, {group.split('-tp')[1][2:]}"
-                values = [f"{1000 * row['step_s']:.2f}", f"{1000 * row['round_s']:.2f}", f"{row['comm_share']:.0%}", f"{row['speedup']:.2f}"]
-                rows.append([name, entry["ranks"], row["concurrency"], *values])
+                took = [f"{1000 * row[key]:.2f}" for key in ("step_s", "round_s")]
+                rows.append([name, entry["ranks"], row["concurrency"], *took, f"{row['comm_share']:.0%}", f"{row['speedup']:.2f}"])
     return table(["not measured, extrapolated", "GPUs", "C", "step, ms", "round, ms", "share of the step", "speed-up"], rows)
 
 
@@ -128,10 +129,14 @@ def panel(ax: Any, groups: Mapping[str, Mapping[str, Any]], accepted: float) -> 
         rows, color = content["speedups"], f"C{number}"
         x, fills = [100 * row["comm_share"] for row in rows], [color if row["steady"] else "white" for row in rows]
         ax.plot(x, [row["measured"] for row in rows], "-", color=color, lw=0.6, alpha=0.5)
-        ax.scatter(x, [row["measured"] for row in rows], c=fills, edgecolors=color, s=34, zorder=3, label=f"{link[0]} GPUs, {link[2:]}: measured")
-        ax.scatter(x, [row["predicted"] for row in rows], marker="x", color=color, s=34, zorder=2, label=f"{link[0]} GPUs, {link[2:]}: predicted")
-        for row in rows:
-            ax.annotate(str(row["concurrency"]), (100 * row["comm_share"], row["measured"]), (6, 2), textcoords="offset points", fontsize=8)
+        ax.scatter(x, [row["measured"] for row in rows], c=fills, edgecolors=color, s=34, zorder=3)
+        ax.scatter(x, [row["predicted"] for row in rows], marker="x", color=color, s=34, zorder=2)
+        ax.plot([], [], "o", color=color, label=f"{link[0]} GPUs, {link[2:]}: measured")
+        for index, row in enumerate(rows):
+            corner = CORNERS[index % len(CORNERS)]
+            ax.annotate(str(row["concurrency"]), (100 * row["comm_share"], row["measured"]), corner, textcoords="offset points", fontsize=8)
+    ax.plot([], [], "o", color="white", markeredgecolor="0.3", label="hollow: its waves did not agree")
+    ax.plot([], [], "x", color="0.3", label="predicted from one GPU and the probe")
     ax.axhline(1, color="0.7", lw=0.8)
     ax.set_xlim(0)
-    ax.set_ylim(0)
+    ax.set_ylim(0, 1.04 * accepted)

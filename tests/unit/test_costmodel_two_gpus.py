@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -37,9 +37,7 @@ def test_bytes_of_the_dense_shape(two_gpus: ModuleType) -> None:
     assert two_gpus.shape_of("qwen3-8b")[1].target == pytest.approx(2 * (8.19e9 - 151936 * 4096), rel=0.01)
 
 
-def write_waves(
-    folder: Path, group: str, cells: dict[tuple[int, int], float], part: str = "part-1", spread: float = 0.01
-) -> None:
+def write_waves(folder: Path, group: str, cells: dict[tuple[int, int], float], part: str = "part-1", spread: float = 0.01) -> None:
     for (concurrency, depth), second in cells.items():
         name = f"{group}-{f'depth{depth}' if depth else 'baseline'}"
         for wave, factor in enumerate((1 - spread, 1.0, 1 + spread)):
@@ -59,7 +57,9 @@ def plant(two_gpus: ModuleType, folder: Path) -> None:
     read, drafts = weights.target / two_gpus.HBM_BYTES_S, weights.drafter / two_gpus.HBM_BYTES_S
     one, two = np.array([5e-3, 6e-5, 6e-4, 2e-4]), np.array([5e-3 - read / 2, 3e-5, 6e-4 - drafts / 2, 1e-4])
 
-    def cells(values: np.ndarray, concurrency: tuple[int, ...], depths: tuple[int, ...], link: AllReduce | None) -> dict[tuple[int, int], float]:
+    def cells(
+        values: np.ndarray, concurrency: Sequence[int], depths: Sequence[int], link: AllReduce | None
+    ) -> dict[tuple[int, int], float]:
         keys = [(c, k) for c in concurrency for k in depths]
         return dict(zip(keys, form.seconds(values, Points.of([(float(c), float(k), 0.0) for c, k in keys], shape, link)), strict=True))
 

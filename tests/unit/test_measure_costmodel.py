@@ -122,8 +122,9 @@ def test_two_gpus_from_one() -> None:
     link = AllReduce.given(2, 10e-6, 200e9)
     split = model.on_gpus(2, link, weights_s=4e-3, drafter_weights_s=2e-4)
     reduced = 73 * link.at(64, 4096) + 3 * (link.at(64, 4096) + 2 * link.at(16, 4096))  # the drafter's first pass has all 64 rows
-    gathered = [10e-6 + rows * width / 200e9 for rows, width in ((64, 150000), (64, 32000), (16, 32000), (16, 32000))]  # bf16: half of it moves
-    by_hand = math.hypot(3e-3, 2e-5 * 64) + reduced + sum(gathered) + 3 * (4e-4 + 1e-5 * 16)
+    logits = 64 * 150000 + 64 * 32000 + 2 * 16 * 32000
+    gathered = 4 * 10e-6 + logits / 200e9  # bf16, of which half moves
+    by_hand = math.hypot(3e-3, 2e-5 * 64) + reduced + gathered + 3 * (4e-4 + 1e-5 * 16)
     predicted = split.time(16, 3)
     assert predicted.value == pytest.approx(by_hand, rel=1e-3) and predicted.label == "extrapolated"
     whole = model.on_gpus(2, link, weights_s=4e-3, drafter_weights_s=2e-4, host=("draft_slot",)).time(16, 3)

@@ -246,6 +246,8 @@ class AllReduce:
         return self.seconds[-1] + slope * (size - self.payloads[-1])
 
     def gather(self, rows: float, width: int) -> float:
-        """Seconds until each GPU has all of [rows, width] in bf16, of which it made its share. Nobody probed gathers: taken from all-reduces
-        by bytes, since a ring moves (N - 1) / N of the whole for a gather and twice that for an all-reduce."""
+        """Seconds until each GPU has all of [rows, width] in bf16, of which it made its share. 0 for an unknown width.
+
+        Gathers were not probed. They are taken from all-reduces by bytes: a ring moves (N - 1) / N of the whole, an all-reduce twice that.
+        """
         return (self.gathers or self).at(rows / 2, width) if width else 0.0

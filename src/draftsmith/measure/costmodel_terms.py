@@ -41,9 +41,9 @@ class Shape:
     draft_vocab: int = 0
 
     def collectives(self, batch: float, depth: float, all_reduce: AllReduce) -> float:
-        """Seconds of a step's or a round's all-reduces and gathers: two all-reduces a layer and one behind the embedding, and the logits.
+        """Seconds of a step's or a round's all-reduces (two a layer, one behind the embedding) and gathers (the logits).
 
-        Of its `depth` passes the drafter (one layer) makes the first over all rows of the round, drafted tokens that were rejected included.
+        Of its `depth` passes the drafter (one layer) makes the first over all rows of the round, rejected drafts included.
         """
         rows = batch * (depth + 1)
         seconds = (2 * self.layers + 1) * all_reduce.at(rows, self.hidden) + all_reduce.gather(rows, self.vocab)
