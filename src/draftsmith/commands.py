@@ -102,7 +102,8 @@ def show_outcome(outcome: Outcome) -> Answer:
     """Folders of what was made, the gate, and the verdict as the last line."""
     lines = []
     if outcome.exit_code:
-        lines.append(f"gate {outcome.summary('bench')['gate']}: exit code {outcome.exit_code}")
+        bench = outcome.summary("bench")
+        lines.append(f"gate {bench['gate']}: exit code {outcome.exit_code}" if bench else outcome.summary("breakeven")["advice"])
     if outcome.verdict:
         lines.append(f"report: {outcome.run / 'report' / 'report.html'}")
         lines.append(outcome.verdict)

@@ -32,6 +32,7 @@ def breakeven(args: argparse.Namespace) -> Answer:
     if args.engine is None or args.target is None:
         raise UsageError("breakeven needs a recipe, or --engine and --target", hint="draftsmith breakeven --help")
     given = {name: getattr(args, name) for name in Asked.__dataclass_fields__ if getattr(args, name) is not None}
+    given["min_speedup"] = tuple(given.get("min_speedup", ()))
     return measured(Asked(**given), args.pasted, Talk(quiet=args.quiet))
 
 
@@ -47,8 +48,17 @@ def breakeven_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--concurrency", metavar="N,N", help="requests at a time (default 1,4,16,64)")
     command.add_argument("--replicates", metavar="N", type=int, help="launches of each kind (default 2)")
     command.add_argument("--tokens", metavar="N", type=int, help="forced length of an answer (default 160)")
+    command.add_argument("--context", metavar="N", type=int, help="tokens of every prompt, where acceptance is forced (default 64)")
     command.add_argument("--draft-vocab", metavar="N", type=int, help="vocabulary of a drafter that is made here (default 32000)")
-    command.add_argument("--min-speedup", metavar="X", type=float, help="advise against training when no acceptance reaches it (default 1)")
+    command.add_argument(
+        "--min-speedup",
+        metavar="X[@C]",
+        action="append",
+        help="advise against training when no acceptance reaches it (default 1), or not at concurrency C; may be repeated",
+    )
+    command.add_argument(
+        "--collectives", metavar="FILE[:ARM]", help="all-reduce of these GPUs for the cost model: collectives.json, or 30us,50GB/s"
+    )
     command.add_argument("--together", action="store_true", help="start all kinds side by side: needs memory for all, saves time")
     command.add_argument("--python", metavar="PATH", help="interpreter of an engine that is installed elsewhere")
     command.add_argument("--out", metavar="DIR", type=Path, help="where the files go (default runs/TARGET_breakeven)")
@@ -79,14 +89,22 @@ def number(text: str, name: str) -> float:
 
 
 def measured_speedups(path: Path) -> dict[int, list[str]]:
-    """Speed-ups with intervals from the summary.json of a bench. Raises UsageError for another file."""
+    """Speed-ups with intervals from the summary.json of a bench, or a report.json; cells without one are left out. Raises UsageError for
+    another file, and where a concurrency was measured at several lengths."""
     import json
 
+    found: dict[int, list[str]] = {}
     try:
-        cells = json.loads(path.read_text())["cells"]
-        return {cell["concurrency"]: [str(cell["speedup"][key]) for key in ("ratio", "low", "high")] for cell in cells}
+        document = json.loads(path.read_text())
+        for cell in (document if "cells" in document else document["verdict"])["cells"]:
+            if cell["concurrency"] is None or not cell["speedup"]:
+                continue
+            if cell["concurrency"] in found:
+                raise UsageError(f"{path} has several speed-ups at concurrency {cell['concurrency']}", hint="choose by --speedup")
+            found[cell["concurrency"]] = [str(cell["speedup"][key]) for key in ("ratio", "low", "high")]
+        return found
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path}: no speed-ups of a bench ({error!r})", hint="RUN_FOLDER/bench/summary.json") from error
+        raise UsageError(f"{path}: no speed-ups of a bench ({error!r})", hint="RUN_FOLDER/bench/summary.json or report.json") from error
 
 
 def bands_of(args: argparse.Namespace) -> list[Band]:
@@ -123,7 +141,8 @@ def show_payback(args: argparse.Namespace) -> Answer:
     training_price = args.gpu_hour if args.training_gpu_hour is None else args.training_gpu_hour
     document = payback(bands, hours, Costs(args.training_gpu_hours, args.gpu_hour, training_price, args.fixed_cost))
     best = document["where_it_pays"]
-    code = NEVER if best["days"]["value"] is None else UNSURE if best["days"]["high"] is None else 0
+    never = best["days"]["value"] is None and not document["open"]
+    code = NEVER if never else UNSURE if best["days"]["high"] is None else 0
     return document, document["verdict"], code
 
 
@@ -132,7 +151,9 @@ def payback_options(command: argparse.ArgumentParser) -> None:
         "--traffic", action="append", required=True, metavar="C:SHARE,...", help="share of each concurrency: 1:40%%,8:60%%"
     )
     command.add_argument("--speedup", action="append", metavar="C:S[:LOW:HIGH],...", help="speed-up at each, with its interval if known")
-    command.add_argument("--bench", type=Path, metavar="FILE", help="speed-ups from a bench: RUN_FOLDER/bench/summary.json")
+    command.add_argument(
+        "--bench", type=Path, metavar="FILE", help="speed-ups from a bench: RUN_FOLDER/bench/summary.json, or a report.json"
+    )
     command.add_argument("--gpu-hours-per-day", type=float, help="GPU-hours that serve the traffic without a drafter; shares are of them")
     command.add_argument("--tokens-per-day", type=float, help="output tokens a day instead; shares are of them")
     command.add_argument("--tok-s", action="append", metavar="C:RATE,...", help="with it: output tok/s of one GPU without a drafter")
@@ -151,12 +172,15 @@ def probe_collectives(args: argparse.Namespace) -> Answer:
 
     from draftsmith.job import Talk
     from draftsmith.measure import collectives
+    from draftsmith.settings import numbers
 
     known = {arm.name: arm for arm in collectives.GPU_ARMS}
     names = args.arms.split(",") if args.arms else list(known) if args.device == "cuda" else ["default"]
     if unknown := [name for name in names if name not in known]:
         raise UsageError(f"no arm {unknown[0]!r}", hint=f"arms: {', '.join(known)}")
-    rows, hidden = (tuple(int(number(word, "rows")) for word in text.split(",")) for text in (args.rows, args.hidden))
+    if args.ranks < 2:
+        raise UsageError(f"--ranks {args.ranks}: an all-reduce needs two processes or more")
+    rows, hidden = (numbers(f"--{name}", getattr(args, name), different=True) for name in ("rows", "hidden"))
     settings = collectives.Settings(args.ranks, args.device, rows, hidden, python=args.python or sys.executable)
     document = collectives.run(settings, [known[name] for name in names], args.out, Talk(quiet=args.quiet))
     return document, "\n".join(map(collectives.describe, document["arms"])), 0

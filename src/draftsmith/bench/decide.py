@@ -14,9 +14,9 @@ from draftsmith.bench.cells import break_even_of, rejection, total_acceptance
 from draftsmith.bench.context import Context
 from draftsmith.bench.runs import Row, Runs, rates_of
 from draftsmith.bench.sentences import place
-from draftsmith.bench.settings import Gate
 from draftsmith.measure.statistics import num_pairs, ratio_interval
 from draftsmith.measure.stopping import is_futile, judge
+from draftsmith.settings import Gate
 
 # --- ending early ----------------------------------------------------------------------------------------------------
 

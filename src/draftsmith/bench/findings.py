@@ -11,6 +11,7 @@ from draftsmith.bench.sentences import place
 from draftsmith.measure.latency import findings
 from draftsmith.measure.loads import size_problems
 from draftsmith.measure.sensors import suspicions
+from draftsmith.measure.statistics import sets_interval
 from draftsmith.metrics import relative_gap
 
 LENGTH_TOLERANCE = 0.02  # output tokens of the arms may differ by this share before it is a finding
@@ -32,6 +33,7 @@ def find_doubts(runs: Runs, cells: Sequence[Row], noise: Row | None, context: Co
         *of_noise(noise, cells),
         *of_lengths(runs, cells),
         *of_canaries(runs),
+        *of_sets(runs, cells, settings.gpu_sets),
         *of_counters(runs),
         *of_client(runs, cells),
         *of_reasoning(cells, settings.reasoning),
@@ -60,6 +62,18 @@ def of_lengths(runs: Runs, cells: Sequence[Row]) -> Iterator[str]:
         if per_launch["baseline"] and abs(gap := relative_gap(per_launch["speculative"], per_launch["baseline"])) > LENGTH_TOLERANCE:
             word = "longer" if gap > 0 else "shorter"
             yield f"{place(cell)[3:]}: the speculative arm's answers are {abs(gap):.1%} {word} than the baseline's"
+
+
+def of_sets(runs: Runs, cells: Sequence[Row], sets: Sequence[Sequence[int]]) -> Iterator[str]:
+    """How far do the two sets of GPUs differ? It is fitted, so it is not in the speed-up; a reader may want to know which set is slow."""
+    if not sets:
+        return
+    first, second = (",".join(map(str, gpus)) for gpus in sets)
+    for cell in cells:
+        found = sets_interval(runs.rates(cell["label"]))
+        if found:
+            said = f"{found.value:.3f}x of GPU {first} (95 % interval {found.low:.3f}-{found.high:.3f})"
+            yield f"{place(cell)[3:]}: GPU {second} ran at {said}; fitted, so not in the speed-up"
 
 
 def of_canaries(runs: Runs) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from draftsmith.measure.loads import Load, closed_shapes, load_from
-from draftsmith.settings import Settings
+from draftsmith.settings import Gate, Settings
 
 NAMED_PROMPTS = ("heldout", "builtin", "five")  # anything else is a file
 
@@ -35,27 +35,6 @@ class OpenLoad(Settings):
         """As the client takes it."""
         fields: dict[str, Any] = {"rate": self.rate} if self.kind == "poisson" else {"file": self.file, "speed": self.speed}
         return load_from({"kind": self.kind, "max_concurrency": self.max_concurrency, **fields})
-
-
-class Gate(Settings):
-    """A speed-up that must be surpassed at a concurrency; written 1.1@4."""
-
-    min_speedup: float = Field(gt=0)
-    concurrency: int = Field(ge=1)
-
-    @model_validator(mode="before")
-    @classmethod
-    def from_text(cls, value: Any) -> Any:
-        if not isinstance(value, str):
-            return value
-        bar, _, concurrency = value.partition("@")
-        try:
-            return {"min_speedup": float(bar.removesuffix("x")), "concurrency": int(concurrency)}
-        except ValueError:
-            raise ValueError(f"{value!r} is not SPEEDUP@CONCURRENCY, for example 1.1@4") from None
-
-    def __str__(self) -> str:
-        return f"{self.min_speedup:g}@{self.concurrency}"
 
 
 class BenchSettings(Settings):

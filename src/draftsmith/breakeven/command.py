@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from draftsmith.breakeven import lockstep, stage
 from draftsmith.breakeven.lockstep import Models
 from draftsmith.breakeven.page import PAGE
@@ -16,14 +18,17 @@ from draftsmith.breakeven.shapes import has_weights, target_folder, write_drafte
 from draftsmith.engines.registry import engine_for
 from draftsmith.errors import UsageError
 from draftsmith.job import Job, Talk
-from draftsmith.settings import DrafterSettings, EngineSettings, FlagValue, numbers
+from draftsmith.settings import DrafterSettings, EngineSettings, FlagValue, Gate, numbers
 
 METHODS = ("eagle3", "dflash")
+OPTIONS = {"output_tokens": "--tokens", "prompt_tokens": "--context"}  # where the setting has another name
+STOPS = {"no": 0, "yes": 1, "unsure": 3}  # exit codes
 
 
 @dataclass(frozen=True)
 class Asked:
-    """The words of the command. `trees`: "3-4-16" is 3 steps, top-k 4, 16 draft tokens. `draft_vocab`: of a drafter that is made here."""
+    """The words of the command. `trees`: "3-4-16" is 3 steps, top-k 4, 16 draft tokens. `context`: tokens of every prompt.
+    `draft_vocab`: of a drafter that is made here."""
 
     engine: str
     target: Path
@@ -34,27 +39,22 @@ class Asked:
     trees: str = ""
     replicates: int = 2
     tokens: int = 160
+    context: int | None = None
     draft_vocab: int = 32000
-    min_speedup: float = 1.0
+    min_speedup: tuple[str, ...] = ()
+    collectives: str | None = None
     together: bool = False
     python: str | None = None
     out: Path | None = None
 
 
 def breakeven(asked: Asked, pasted: Sequence[str], talk: Talk) -> tuple[dict[str, Any], str, int]:
-    """Measure and summarise. Exit code 3 when a launch or a wave had to be left out, 1 when not even full acceptance reaches the
-    speed-up that is asked for."""
+    """Measure and summarise. Exit code 3 when a launch or a wave had to be left out, or when it cannot be told whether full acceptance
+    reaches the speed-up that is asked for; 1 when it does not."""
     source = asked.target
     name = source.stem if source.is_file() else source.resolve().name
     folder = asked.out or Path("runs") / f"{name}_breakeven"
-    settings = BreakevenSettings(
-        depths=numbers("--depths", asked.depths, different=True),
-        concurrency=numbers("--concurrency", asked.concurrency, different=True),
-        output_tokens=asked.tokens,
-        replicates=asked.replicates,
-        start_together=asked.together,
-        min_speedup=asked.min_speedup,
-    )
+    settings = settings_of(asked)
     engine_settings = EngineSettings(name=asked.engine, python=asked.python, flags=flags_of(pasted), ready_timeout_s=900.0)
     engine, python = engine_for(engine_settings)
     job = Job(folder, source, engine_settings, DrafterSettings(draft_vocab_size=asked.draft_vocab), talk)
@@ -66,8 +66,42 @@ def breakeven(asked: Asked, pasted: Sequence[str], talk: Talk) -> tuple[dict[str
         page = with_counters(asked, job, settings)
         summary = json.loads((page.parent / "summary.json").read_text())
     invalid = [f"left out: {reason}" for reason in summary["invalid"]]
-    text = [*(entry["pays_if"] for entry in summary["break_even"]), *invalid, f"page: {page}", summary["advice"]]
-    return summary | {"page": str(page)}, "\n".join(filter(None, text)), 3 if invalid else 1 if summary["advice"] else 0
+    notes = [f"note: {text}" for text in (*summary["findings"], summary["note"]) if text]
+    text = [*(entry["pays_if"] for entry in summary["break_even"]), *notes, *invalid, f"page: {page}", summary["advice"]]
+    return summary | {"page": str(page)}, "\n".join(filter(None, text)), 3 if invalid else STOPS[summary["stop"]]
+
+
+def settings_of(asked: Asked) -> BreakevenSettings:
+    """The words as the stage's settings. Raises UsageError naming the option."""
+    if asked.draft_vocab < 1:
+        raise UsageError(f"--draft-vocab {asked.draft_vocab}: a drafter needs at least one token", hint="--draft-vocab 32000")
+    try:
+        return BreakevenSettings(
+            depths=numbers("--depths", asked.depths, different=True),
+            concurrency=numbers("--concurrency", asked.concurrency, different=True),
+            output_tokens=asked.tokens,
+            prompt_tokens=asked.context,
+            replicates=asked.replicates,
+            start_together=asked.together,
+            collectives=asked.collectives,
+            **bars(asked.min_speedup),
+        )
+    except ValidationError as error:
+        problem = error.errors()[0]
+        name = str(problem["loc"][0]) if problem["loc"] else ""
+        option = OPTIONS.get(name, f"--{name.replace('_', '-')}")
+        raise UsageError(f"{option} {problem['input']}: {problem['msg']}", hint="draftsmith breakeven --help") from None
+
+
+def bars(words: Sequence[str]) -> dict[str, Any]:
+    """["1.2", "1.1@4"] -> {"min_speedup": 1.2, "gates": (1.1 at 4,)}. Raises UsageError."""
+    anywhere = [word for word in words if "@" not in word]
+    try:
+        found: dict[str, Any] = {"min_speedup": float(anywhere[-1].removesuffix("x"))} if anywhere else {}
+        gates = tuple(Gate.model_validate(word) for word in words if "@" in word)
+    except (ValueError, ValidationError):
+        raise UsageError(f"--min-speedup {' '.join(words)}: not a speed-up", hint="--min-speedup 1.2, or 1.1@4: at concurrency 4") from None
+    return found | {"gates": gates}
 
 
 def with_counters(asked: Asked, job: Job, settings: BreakevenSettings) -> Path:

@@ -1,4 +1,4 @@
-"""Which depth is worth training for: what a break-even length asks of a chain, and what a chain of a given quality would gain (pure)."""
+"""Which depth is worth training for: what a break-even length asks of a chain or block, and what one of a given quality gains (pure)."""
 
 from __future__ import annotations
 
@@ -25,18 +25,32 @@ def needed_share(accept_len: float, depth: int) -> float | None:
 
 
 def worth_training(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """For every concurrency: the depth that asks least of a drafter, and the best depth for drafters of three qualities (chains only)."""
+    """For every concurrency: the depth that asks least of a drafter, and the best depth for drafters of three qualities (chains and blocks;
+    a tree has more than one way to be right)."""
     found = []
     for concurrency in sorted({e["concurrency"] for e in entries}):
         chains = [e for e in entries if e["concurrency"] == concurrency and e["needed_share"] is not None]
         if not chains:
-            found.append({"concurrency": concurrency, "easiest": None, "needed_share": None, "best": {}})
+            found.append({"concurrency": concurrency, "easiest": None, "name": None, "needed_share": None, "best": {}})
             continue
         easiest = min(chains, key=lambda e: e["needed_share"])
-        best = {}
-        for share in ACCEPTED:
-            speedups = {e["depth"]: chain_accept_len(share, e["depth"]) / e["accept_len"] for e in chains}
-            depth = max(speedups, key=lambda d: speedups[d])
-            best[str(share)] = {"depth": depth if speedups[depth] > 1 else 0, "speedup": max(speedups[depth], 1.0)}
-        found.append({"concurrency": concurrency, "easiest": easiest["depth"], "needed_share": easiest["needed_share"], "best": best})
+        told = {"easiest": easiest["depth"], "name": name_of(easiest), "needed_share": easiest["needed_share"]}
+        best = {str(share): best_for(share, chains) for share in ACCEPTED}
+        found.append({"concurrency": concurrency, **told, "best": best})
     return found
+
+
+def best_for(share: float, chains: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The fastest chain or block for a drafter that gets `share` of its drafts right; depth 0 when that is plain decoding."""
+
+    def speedup(entry: Mapping[str, Any]) -> float:
+        return chain_accept_len(share, entry["depth"]) / entry["accept_len"]
+
+    best = max(chains, key=speedup)
+    if speedup(best) <= 1:
+        return {"depth": 0, "name": "plain", "speedup": 1.0}
+    return {"depth": best["depth"], "name": name_of(best), "speedup": speedup(best)}
+
+
+def name_of(entry: Mapping[str, Any]) -> str:
+    return entry.get("name", f"depth {entry['depth']}")

@@ -15,10 +15,11 @@ from typing import Any
 
 from packaging.version import Version
 
+from draftsmith.breakeven.model import all_reduce_of, between, observations
 from draftsmith.breakeven.page import Subject, write_page
 from draftsmith.breakeven.settings import BreakevenSettings
 from draftsmith.breakeven.shapes import has_tokenizer
-from draftsmith.breakeven.surface import surface
+from draftsmith.breakeven.surface import chains_of, surface, timed
 from draftsmith.breakeven.sweep import LAUNCHES, WAVES, Planned, Sweep, Waves, started
 from draftsmith.breakeven.waves import STREAM_STEP
 from draftsmith.engines.flags import spelled
@@ -26,6 +27,7 @@ from draftsmith.engines.protocol import Drafting, Engine, Launch
 from draftsmith.errors import EnvironmentFailed, UsageError
 from draftsmith.job import Job, Talk
 from draftsmith.manifest import append_jsonl, atomic_write_json, atomic_write_text, hardware, read_jsonl, tool_versions
+from draftsmith.measure.costmodel_terms import num_experts, shape_of
 from draftsmith.models.text_config import read_text_config
 from draftsmith.settings import EngineSettings, FlagValue
 
@@ -36,6 +38,7 @@ EVEN = {
     "sglang": {"SGLANG_SIMULATE_UNIFORM_EXPERTS": "1"},
     "vllm": {"VLLM_MOE_ROUTING_SIMULATION_STRATEGY": "uniform_random"},
 }
+PROMPT_TOKENS = 64
 FORCED = 2.0  # any length will do: a round costs the same whatever is accepted, and 2 every depth can have
 
 
@@ -69,7 +72,7 @@ def plan(settings: BreakevenSettings, job: Job, models: Models) -> list[Planned]
         folder = next(iter(models.drafters.values()))
         kinds.append((f"tree {steps}-{top_k}-{tokens}", Drafting(models.method, folder, steps, (top_k, tokens), FORCED)))
     flags = common_flags(settings, job, models.target)
-    even = EVEN[family(job.engine)] if "target" in models.dummy and experts(models.target) else {}
+    even = EVEN[family(job.engine)] if "target" in models.dummy and num_experts(read_text_config(models.target)) else {}
     env = even | job.engine.env
     launches: list[Planned] = []
     for replicate in range(settings.replicates):
@@ -78,12 +81,6 @@ def plan(settings: BreakevenSettings, job: Job, models: Models) -> list[Planned]
             launch = Launch(arm, models.target, flags, env, drafting, job.trust_remote_code, models.dummy)
             launches.append(Planned(len(launches), name, launch, settings.concurrency))
     return launches
-
-
-def experts(target: Path) -> int:
-    """Experts that a layer of the target chooses from; 0 for a dense one."""
-    config = read_text_config(target)
-    return next((int(config[name]) for name in ("num_experts", "n_routed_experts", "num_local_experts") if config.get(name)), 0)
 
 
 def family(settings: EngineSettings) -> str:
@@ -114,6 +111,7 @@ def run_sweep(settings: BreakevenSettings, job: Job, models: Models, engine: Eng
     load = Waves(
         read_text_config(models.target)["vocab_size"],
         tokens=settings.output_tokens,
+        prompt_tokens=settings.prompt_tokens or PROMPT_TOKENS,
         waves=settings.requests_per_slot,
         passes=2 if together else 1,
         seed=settings.seed,
@@ -161,11 +159,14 @@ def say(planned: Planned, rows: Sequence[Mapping[str, Any]], talk: Talk) -> None
 
 def measure(settings: BreakevenSettings, job: Job, models: Models, engine: Engine, python: Path, folder: Path) -> dict[str, Any]:
     """Sweep, summary.json and breakeven.html in `folder`; returns the summary. Raises InvalidMeasurement when nothing can be said."""
+    all_reduce = all_reduce_of(settings.collectives, job.engine.flags)
     rows = run_sweep(settings, job, models, engine, python, folder)
     failed = deaths(folder)
     if rows == [] and failed:
         raise EnvironmentFailed(failed[0], hint=f"logs: {folder / 'logs'}")
-    summary = surface(rows, min_speedup=settings.min_speedup)
+    cells = observations(timed(rows), chains_of(rows))
+    model = between(cells, shape_of(models.target), all_reduce, [gate.concurrency for gate in settings.gates]) if cells else None
+    summary = surface(rows, min_speedup=settings.min_speedup, gates=settings.gates, model=model)
     summary["invalid"] += failed
     summary |= {"hardware": hardware(), "tools": tool_versions(), "engine": job.engine.name, "dummy": sorted(models.dummy)}
     atomic_write_json(folder / "summary.json", summary)
@@ -183,14 +184,15 @@ def deaths(folder: Path) -> list[str]:
 def subject(job: Job, models: Models, settings: BreakevenSettings) -> Subject:
     """The head of the page."""
     config = read_text_config(models.target)
-    routed = experts(models.target)
+    routed = num_experts(config)
     machine = hardware()
     facts = (
         job.engine.name,
         f"{config.get('model_type', 'unknown type')}, {config['num_hidden_layers']} layers of {config['hidden_size']}"
         + (f", {routed} experts" if routed else ""),
         "random weights" if "target" in models.dummy else "the target's own weights",
-        f"{models.method}, {settings.output_tokens} tokens an answer",
+        f"{models.method}, {settings.output_tokens} tokens an answer"
+        + (f" after {settings.prompt_tokens or PROMPT_TOKENS} of prompt" if forces(job.engine) else ""),
         ", ".join(machine["gpus"]) or machine["cpu"],
     )
     return Subject(

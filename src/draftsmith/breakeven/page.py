@@ -14,12 +14,13 @@ from markupsafe import Markup
 from draftsmith import __version__
 from draftsmith.breakeven.curve import curve
 from draftsmith.breakeven.depths import ACCEPTED
+from draftsmith.breakeven.intervals import INSIDE
 from draftsmith.manifest import atomic_write_text
 
 HERE = Path(__file__).parent
 STYLE = HERE.parent / "page.css"  # one look for all pages
 PAGE = "breakeven.html"
-BENCHMARK_ORDER = ("MT-Bench", "mean", "HumanEval", "GSM8K", "MATH")
+BENCHMARK_ORDER = ("MT-Bench", "mean", "coding", "HumanEval", "GSM8K", "MATH")
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,9 @@ def reference_lines(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
     return lines
 
 
-def bias(subject: Subject, measured: Sequence[str]) -> list[str]:
-    """What the figures do not hold, as far as it applies; `measured` are sentences about what was measured of it."""
+def bias(subject: Subject, distinct: Mapping[str, float], measured: Sequence[str]) -> list[str]:
+    """What the figures do not hold, as far as it applies; `measured` are sentences about what was measured of it. distinct: share of
+    different tokens in a wave, by kind."""
     texts = [
         "The interval of a field is about this machine and this build; a longer context makes both times longer, the round's more.",
         "A request's prefill is in neither time. Over whole answers the speed-up is nearer to 1 than the one of decoding alone.",
@@ -74,7 +76,22 @@ def bias(subject: Subject, measured: Sequence[str]) -> list[str]:
             "Forced acceptance gives all requests of a round the same length. A real drafter's lengths scatter, which ends requests at "
             "different moments and costs a little occupancy. Trees are forced with one fixed token."
         )
+    if subject.forced and not (subject.dummy and subject.family == "moe"):
+        texts.append(repetition(subject, distinct))
     return [*texts, *measured]
+
+
+def repetition(subject: Subject, distinct: Mapping[str, float]) -> str:
+    """What it does that tokens repeat themselves when they are forced, or chosen by random weights."""
+    shares = ", ".join(f"{share:.1%} with {name}" for name, share in distinct.items())
+    seen = f" Of the tokens of a wave so many were different: {shares}." if shares else ""
+    if subject.family == "moe":
+        return (
+            "Forced tokens repeat themselves, and a router sends equal tokens to equal experts: what decodes fewer different tokens than "
+            "real text wakes fewer experts and looks too cheap. A round then makes the needed accept_len too low, a baseline too high."
+            + seen
+        )
+    return "Forced tokens repeat themselves. A dense target computes the same for any token, so its times should not feel it." + seen
 
 
 def render(summary: Mapping[str, Any], subject: Subject, measured_bias: Sequence[str] = ()) -> str:
@@ -84,12 +101,19 @@ def render(summary: Mapping[str, Any], subject: Subject, measured_bias: Sequence
     names = list(dict.fromkeys(e["name"] for e in sorted(entries, key=lambda e: (e["rows"], e["name"]))))
     by_place = {(e["name"], e["concurrency"]): e | {"colour": heat(e)} for e in entries}
     rows = {e["name"]: e["rows"] for e in entries}
+    methods = {e.get("method", "eagle3") for e in entries}
+    blocks = methods == {"dflash"}
     environment = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.filters["drafting"] = lambda depth: f"block {depth + 1}" if blocks else f"depth {depth}"
     return environment.get_template("page.html.jinja").render(
         title=subject.title,
         subject=subject.facts,
         style=Markup(STYLE.read_text()),
-        tone="fails" if summary["advice"] else "pays",
+        tone={"yes": "fails", "unsure": "unsure"}.get(summary.get("stop", "yes" if summary["advice"] else "no"), "pays"),
+        word="block" if blocks else "chain" if methods == {"eagle3"} else "chain or block",
+        once=any(e.get("interval") == INSIDE for e in entries),
+        model=model_table(summary.get("cost_model")),
+        canary=summary.get("canary", ()),
         sentence=summary["advice"] or sentence(entries),
         concurrency=concurrency,
         surface=[{"name": n, "rows": rows[n], "fields": [by_place.get((n, c)) for c in concurrency]} for n in names],
@@ -97,21 +121,32 @@ def render(summary: Mapping[str, Any], subject: Subject, measured_bias: Sequence
         depths=summary["depth_worth_training"],
         shares=ACCEPTED,
         pays_if=[e["pays_if"] for e in entries],
-        advice=summary["advice"],
         steps={int(c): value["value"] for c, value in summary["decode_step_s"].items()},
         source=summary["source"],
         note=summary["note"],
         findings=summary["findings"],
         invalid=[text if isinstance(text, str) else f"launch {text['launch']}: {text['reason']}" for text in summary["invalid"]],
-        bias=bias(subject, measured_bias),
+        bias=bias(subject, summary.get("distinct", {}), measured_bias),
         published=comparable(subject),
         version=__version__,
     )
 
 
+def model_table(model: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The cost model's entries as lines of a table; None when no model was asked for."""
+    if model is None or model["why"]:
+        return dict(model) if model else None
+    places = {(e["depth"], e["concurrency"]): {**e, "colour": heat(e)} for e in model["break_even"]}
+    concurrency, depths = (sorted({place[i] for place in places}) for i in (1, 0))
+    lines = [{"depth": d, "fields": [places.get((d, c)) for c in concurrency]} for d in depths]
+    return {**model, "concurrency": concurrency, "lines": lines}
+
+
 def sentence(entries: Sequence[Mapping[str, Any]]) -> str:
     """The easiest and the hardest place, in one sentence."""
     paying = [e for e in entries if e["accept_len"] < e["ceiling"]]
+    if not paying:
+        return "Nothing can pay here: every round costs more than all its tokens would save."
     easiest = min(paying, key=lambda e: e.get("needed_share") or (e["accept_len"] - 1) / e["depth"])
     best = max(paying, key=lambda e: e["ceiling"] / e["accept_len"])
     lost = sorted({e["concurrency"] for e in entries} - {e["concurrency"] for e in paying})

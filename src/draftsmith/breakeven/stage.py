@@ -14,12 +14,15 @@ from typing import Any, cast
 
 from draftsmith.breakeven import lockstep
 from draftsmith.breakeven.lockstep import Models
+from draftsmith.breakeven.model import all_reduce_of, between, observations
 from draftsmith.breakeven.page import write_page
 from draftsmith.breakeven.settings import BreakevenSettings
-from draftsmith.breakeven.summary import summarise
+from draftsmith.breakeven.summary import all_times, name_of, summarise
 from draftsmith.engines.registry import engine_for
+from draftsmith.errors import UsageError
 from draftsmith.job import Job, Plan
 from draftsmith.manifest import atomic_write_json
+from draftsmith.measure.costmodel_terms import shape_of
 from draftsmith.measure.launching import engine_starter, launch_for
 from draftsmith.measure.protocol import Planned, Starter, Workload, run_launches
 from draftsmith.measure.workload import CellShape, Deck, Prompt, builtin_prompts, make_workload
@@ -59,10 +62,15 @@ def plan_workload(settings: BreakevenSettings, prompts: Sequence[Prompt]) -> Wor
 
 def measure(settings: BreakevenSettings, job: Job, start: Starter, model: str, prompts: Sequence[Prompt]) -> dict[str, Any]:
     """All launches that are still missing, then the summary."""
-    folder = job.folder(NAME)
+    if settings.prompt_tokens is not None:
+        raise UsageError(f"{job.engine.name} answers prompts of text: their length is no setting", hint="leave prompt_tokens out")
+    folder, all_reduce = job.folder(NAME), all_reduce_of(settings.collectives, job.engine.flags)
     launches = plan_launches(settings, job, folder / DRAFTER)
     run_launches(folder, launches, plan_workload(settings, prompts), start, model, job.talk, settings.start_together)
-    summary = summarise(folder, settings.depths, settings.concurrency, settings.min_speedup)
+    cells = all_times(folder, settings.depths, settings.concurrency)
+    kinds = {name_of(depth): depth for depth in (0, *settings.depths)}
+    fitted = between(observations(cells, kinds), shape_of(job.target), all_reduce, [gate.concurrency for gate in settings.gates])
+    summary = summarise(folder, settings, cells, fitted)
     atomic_write_json(folder / "summary.json", summary)
     return summary
 
@@ -86,7 +94,7 @@ def run(settings: BreakevenSettings, job: Job) -> dict[str, Any]:
         job.talk.say(f"note: {finding}")
     if summary["advice"]:
         job.talk.say(summary["advice"])
-    return {key: summary[key] for key in ("break_even", "advice", "findings", "note", "invalid")}
+    return {key: summary[key] for key in ("break_even", "stop", "advice", "findings", "note", "invalid")}
 
 
 def write_drafter(job: Job, folder: Path, seed: int) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from draftsmith.errors import InvalidMeasurement
 from draftsmith.measure.collectives import AllReduce
+from draftsmith.models.text_config import read_text_config
 
 ALWAYS, OPTIONAL = ("floor", "row", "draft"), ("slot", "draft_slot", "round", "round_slot")
 SHARPNESS = (1.0, 2.0, 4.0)
+EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")  # how configs name them
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,22 @@ class Shape:
         sizes = np.sort(np.asarray(self.buckets, float))
         at = np.searchsorted(sizes, concurrency)
         return np.where(at < len(sizes), sizes[np.minimum(at, len(sizes) - 1)], concurrency)
+
+
+def num_experts(config: Mapping[str, Any]) -> int:
+    """Experts that a layer of a target chooses from, by its text config; 0 for a dense one."""
+    return next((int(config[name]) for name in EXPERTS if config.get(name)), 0)
+
+
+def shape_of(target: Path) -> Shape:
+    """Layers, width and experts by the config of a target folder; an empty shape where there is none."""
+    if not (target / "config.json").is_file():
+        return Shape()
+    config = read_text_config(target)
+    experts = num_experts(config)
+    top_k = int(config.get("num_experts_per_tok") or config.get("num_experts_per_token") or 0)
+    chosen = (experts, top_k) if experts and top_k else (0, 0)
+    return Shape(*chosen, layers=int(config.get("num_hidden_layers") or 0), hidden=int(config.get("hidden_size") or 0))
 
 
 def expert_union(num_experts: int, top_k: int, rows: np.ndarray | float) -> np.ndarray | float:

@@ -65,10 +65,11 @@ def check(bands: Sequence[Band], costs: Costs) -> None:
     if abs(whole - 1) > 0.005:
         raise UsageError(f"the traffic adds up to {whole:.1%}", hint="shares of all bands must make 100 %")
     for band in bands:
-        if not (0 < band.low <= band.speedup <= band.high and band.share >= 0):
+        if not (0 < band.low <= band.speedup <= band.high < math.inf and band.share >= 0):
             raise UsageError(f"concurrency {band.concurrency}: {band.low} <= {band.speedup} <= {band.high} must hold, all positive")
-    if costs.price <= 0 or costs.once < 0:
-        raise UsageError("prices and costs must be positive")
+    paid = (costs.training_gpu_hours, costs.training_price, costs.fixed_cost)
+    if not (0 < costs.price < math.inf and all(0 <= number < math.inf for number in paid)):
+        raise UsageError("prices and costs must be positive numbers")
 
 
 def saved_share(bands: Sequence[Band], speedups: np.ndarray, off_where_it_loses: bool) -> np.ndarray:
@@ -100,13 +101,15 @@ def outcome(bands: Sequence[Band], gpu_hours: float, costs: Costs, off_where_it_
 
 
 def payback(bands: Sequence[Band], gpu_hours: float, costs: Costs) -> dict[str, Any]:
-    """The document: as it is, and with speculation off in the bands that lose. gpu_hours: a day, without the drafter."""
+    """The document: as it is, and with speculation off in the bands that lose. gpu_hours: a day, without the drafter. open: bands that
+    lose by the estimate and may gain by the interval."""
     check(bands, costs)
-    if gpu_hours <= 0:
+    if not 0 < gpu_hours < math.inf:
         raise UsageError("no GPU-hours are served", hint="--gpu-hours-per-day, or --tokens-per-day with --tok-s")
     everywhere = outcome(bands, gpu_hours, costs, off_where_it_loses=False)
     document: dict[str, Any] = {"cost": costs.once, "gpu_hours_per_day": gpu_hours, "everywhere": everywhere}
     document["where_it_pays"] = outcome(bands, gpu_hours, costs, off_where_it_loses=True)
+    document["open"] = [band.concurrency for band in bands if band.speedup <= 1 < band.high and band.share > 0]
     document["verdict"] = sentence(document)
     return document
 
@@ -115,6 +118,9 @@ def sentence(document: Mapping[str, Any]) -> str:
     """The verdict in words: never is said as never."""
     best = document["where_it_pays"]
     switched = f", with speculation off at concurrency {', '.join(map(str, best['off']))}" if best["off"] else ""
+    if best["days"]["value"] is None and document["open"]:
+        where = ", ".join(map(str, document["open"]))
+        return f"not shown to pay back: no band gains by its estimate, the interval at concurrency {where} allows it; measure more launches"
     if best["days"]["value"] is None:
         return "never: no band of this traffic gains from speculation"
     lines = f"paid back after {span(best['days'])}{switched}; it saves {best['saved_share']['value']:.1%} of the GPU time"

@@ -1,7 +1,7 @@
 """One server per arm that sleeps while the other is measured: arms alternate in seconds, graphs and compiled kernels stay.
 
-Tested against a mock server that sleeps; the paths and flags were read in the engines' sources. What it does not sample is the noise
-between starts, so its intervals are over blocks, and every summary says so.
+Run with SGLang 0.5.17 on an H200; vLLM's paths and flags were read in its source and tested against a mock server. What it does not sample is
+the noise between starts, so its intervals are over blocks, and every summary says so.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ there are n launches per arm in the order A B B A A B ... and the model is
     y = mean + arm * log(speed-up) + noise                              2 pairs: t interval with 2n - 2 = 2 degrees of freedom
     y = mean + arm * log(speed-up) + launch number * drift + noise      3 pairs or more: 2n - 3 degrees of freedom
 
-fitted by least squares; the interval is exp(estimate -+ t(confidence, df) * standard error).
+With two sets of GPUs that the arms swap, one more term from 3 pairs on: set * difference, one degree of freedom less.
+Fitted by least squares; the interval is exp(estimate -+ t(confidence, df) * standard error).
 
 Why not the t interval over the pairs' log ratios? It is right too, but has n - 1 degrees of freedom: with two pairs t = 12.7 and
 the interval is about three times as wide as it need be (t = 4.30 when the launches of both arms share one noise estimate; 3 pairs
@@ -31,6 +32,7 @@ from scipy import stats
 
 Arm = Literal["baseline", "speculative"]
 Verdict = Literal["pays", "does not pay", "inconclusive"]
+ARM, SETS = 1, 3  # columns of the design
 
 
 @dataclass(frozen=True)
@@ -122,27 +124,32 @@ def fits_drift(launches: Sequence[Measured]) -> bool:
     return num_pairs(launches) >= 3
 
 
+def fits_sets(launches: Sequence[Measured]) -> bool:
+    """Is the difference between two sets of GPUs part of the model?"""
+    return fits_drift(launches) and len({launch.gpu_set for launch in launches}) > 1
+
+
 def design_matrix(launches: Sequence[Measured]) -> np.ndarray:
     """Columns of the model, one row a launch: mean, arm, and from three pairs on launch number and set of GPUs (if there are two)."""
     columns = [np.ones(len(launches)), np.array([launch.arm == "speculative" for launch in launches], float)]
     if fits_drift(launches):
         order = np.array([launch.order for launch in launches], float)
         columns.append(order - order.mean())
+    if fits_sets(launches):
         sets = np.array([launch.gpu_set for launch in launches], float)
-        if sets.min() != sets.max():
-            columns.append(sets - sets.mean())
+        columns.append(sets - sets.mean())
     return np.stack(columns, axis=1)
 
 
-def fit_arm(log_rates_EL: np.ndarray, design_LK: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+def fit_arm(log_rates_EL: np.ndarray, design_LK: np.ndarray, column: int = ARM) -> tuple[np.ndarray, np.ndarray, int]:
     """(log speed-up, its standard error, degrees of freedom) of E experiments with the same design; least squares.
 
-    E experiments, L launches, K columns of which the second is the arm.
+    E experiments, L launches, K columns. column: whose effect is asked for, by default the arm's.
     """
     coefficients_KE = np.linalg.lstsq(design_LK, log_rates_EL.T, rcond=None)[0]
     df = design_LK.shape[0] - design_LK.shape[1]
     variance_E = ((log_rates_EL.T - design_LK @ coefficients_KE) ** 2).sum(axis=0) / df
-    return coefficients_KE[1], np.sqrt(variance_E * np.linalg.inv(design_LK.T @ design_LK)[1, 1]), df
+    return coefficients_KE[column], np.sqrt(variance_E * np.linalg.inv(design_LK.T @ design_LK)[column, column]), df
 
 
 def speedup_interval(launches: Sequence[Measured], confidence: float = 0.95) -> Interval:
@@ -152,6 +159,14 @@ def speedup_interval(launches: Sequence[Measured], confidence: float = 0.95) -> 
     """
     assert num_pairs(launches) >= 2, [launch.arm for launch in launches]
     estimates, errors, df = fit_arm(np.log([[launch.rate for launch in launches]]), design_matrix(launches))
+    return log_interval(float(estimates[0]), float(errors[0]), df, confidence)
+
+
+def sets_interval(launches: Sequence[Measured], confidence: float = 0.95) -> Interval | None:
+    """Rate on the second set of GPUs over that on the first, with its interval; None where the model does not have it."""
+    if not fits_sets(launches):
+        return None
+    estimates, errors, df = fit_arm(np.log([[launch.rate for launch in launches]]), design_matrix(launches), SETS)
     return log_interval(float(estimates[0]), float(errors[0]), df, confidence)
 
 
@@ -167,7 +182,8 @@ def quotient_of(top: Interval, bottom: Interval, confidence: float = 0.95) -> In
 def method_name(launches: Sequence[Measured]) -> str:
     """How `speedup_interval` got there, for reports."""
     drift = ", linear drift fitted" if fits_drift(launches) else ""
-    return f"t interval on log tok/s over launches, scatter pooled over both arms{drift}"
+    sets = ", difference between the sets of GPUs fitted" if fits_sets(launches) else ""
+    return f"t interval on log tok/s over launches, scatter pooled over both arms{drift}{sets}"
 
 
 def verdict(speedup: Interval) -> Verdict:

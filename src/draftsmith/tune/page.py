@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from draftsmith import __version__
 from draftsmith.manifest import atomic_write_text
-from draftsmith.tune.result import PAYS, UNSURE, bounds, ratio_text, words_of
+from draftsmith.tune.result import PAYS, UNSURE, bounds, ratio_text, served_with, words_of
 
 HERE = Path(__file__).parent
 STYLE = HERE.parent / "page.css"  # one look for all pages
@@ -21,7 +21,7 @@ PAGE = "tune.html"
 def render(content: Mapping[str, Any]) -> str:
     """The page."""
     environment = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.filters |= {"bounds": bounds, "ratio": ratio_text, "schedule": words_of}
+    environment.filters |= {"bounds": bounds, "ratio": ratio_text, "schedule": words_of, "command": served_with}
     tone = {PAYS: "pays", UNSURE: "unsure"}.get(content["exit_code"], "fails")
     machine = content["hardware"]
     where = ", ".join(machine["gpus"]) or machine["cpu"]

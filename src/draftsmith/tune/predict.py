@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -20,11 +19,9 @@ from draftsmith.errors import InvalidMeasurement, UsageError
 from draftsmith.measure.costmodel import CostModel, Label, Prediction, fit_cost_model, gradient
 from draftsmith.measure.costmodel_terms import Cell, Points, Shape
 from draftsmith.metrics import Acceptance
-from draftsmith.models.text_config import read_text_config
 from draftsmith.tune.candidates import Candidate
 
 Z95 = 1.959964
-EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
 Place = tuple[str, int]  # name of a candidate, concurrency
 
 
@@ -63,16 +60,6 @@ class Fate:
 
 
 # --- what is known ---------------------------------------------------------------------------------------------------
-
-
-def shape_of(target: Path) -> Shape:
-    """Experts of the target, which the cost of a row depends on; a dense one, or one without a config here, has none."""
-    if not (target / "config.json").is_file():
-        return Shape()
-    config = read_text_config(target)
-    experts = next((int(config[name]) for name in EXPERTS if config.get(name)), 0)
-    top_k = int(config.get("num_experts_per_tok") or config.get("num_experts_per_token") or 0)
-    return Shape(experts, top_k) if experts and top_k else Shape()
 
 
 def fitted(cells: Sequence[Cell], shape: Shape) -> tuple[CostModel | None, str]:

@@ -11,7 +11,7 @@ from draftsmith.manifest import hardware, tool_versions
 from draftsmith.tune.candidates import Arm, Drafter
 from draftsmith.tune.emit import Best, switch_off_above
 from draftsmith.tune.experiment import Experiment
-from draftsmith.tune.ranking import ratio, scatter
+from draftsmith.tune.ranking import Choice, ratio, scatter
 from draftsmith.tune.run import Found, Row
 from draftsmith.tune.settings import TuneSettings
 
@@ -77,8 +77,16 @@ def place(experiment: Experiment, found: Found, concurrency: int) -> Row:
         "chosen": choice.arm.name if choice else None,
         "why": choice.why if choice else "no candidate could be measured",
         "speedup": found.speedups.get(concurrency),
+        "foretold": foretold(found, choice, concurrency),
         "serve": serve.as_dict() if serve else None,
     }
+
+
+def foretold(found: Found, choice: Choice | None, concurrency: int) -> Row | None:
+    """What was predicted of the arm that was confirmed; None without a prediction."""
+    candidate = choice.arm.candidate if choice else None
+    fates = (fate for fate in found.fates if (fate.candidate, fate.concurrency) == (candidate, concurrency))
+    return next((fate.predicted.as_dict() for fate in fates if fate.predicted), None)
 
 
 def findings(schedule: Mapping[int, Row], best: Best) -> list[str]:
@@ -140,16 +148,19 @@ def told(content: Mapping[str, Any]) -> str:
     lines += [f"left out: {name}: {reason}" for name, reason in content["left_out"].items()]
     lines += [f"invalid: launch {row['launch']}, {row['arm']}: {row['reason']}" for row in content["invalid"]]
     takes = content["engine_takes"]
-    if takes["flags"]:
-        variables = content["environment"]["drafter"]["variables"]
-        assigned = "".join(f"{name}={shlex.quote(value)} " for name, value in variables.items())
-        lines.append(f"serve with: {assigned}{shlex.join(takes['flags'])}")
+    lines += [f"serve with: {served_with(content)}"] if takes["flags"] else []
     lines += [f"schedule: {words_of(takes['schedule'])}"] if takes["schedule"] else []
     lines += [f"note: {note}" for note in takes["notes"]]
     for row in content["schedule_check"]:
         lines.append(f"the schedule at {row['concurrency']} at a time: {bounds(row) if row['ratio'] else row['reason']}")
     lines += [f"note: {finding}" for finding in content["findings"]]
     return "\n".join([*lines, content["verdict"]])
+
+
+def served_with(content: Mapping[str, Any]) -> str:
+    """The variables and the speculative flags of the launch, as a shell takes them."""
+    variables = content["environment"]["drafter"]["variables"]
+    return "".join(f"{name}={shlex.quote(value)} " for name, value in variables.items()) + shlex.join(content["engine_takes"]["flags"])
 
 
 def table_rows(row: Mapping[str, Any], fates: Sequence[Mapping[str, Any]], environments: Mapping[str, str]) -> list[str]:

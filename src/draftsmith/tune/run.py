@@ -15,7 +15,7 @@ from typing import Any
 from draftsmith.errors import InvalidMeasurement
 from draftsmith.job import Job
 from draftsmith.manifest import atomic_write_json, read_jsonl
-from draftsmith.measure.costmodel_terms import Cell
+from draftsmith.measure.costmodel_terms import Cell, shape_of
 from draftsmith.measure.protocol import LAUNCHES, replies_of
 from draftsmith.measure.statistics import geometric_mean, num_pairs, verdict
 from draftsmith.measure.stopping import Looks
@@ -24,7 +24,7 @@ from draftsmith.metrics import Acceptance
 from draftsmith.tune.candidates import Arm, Candidate, Drafter
 from draftsmith.tune.emit import ADAPTIVE_CONFIG, Emitted, emit, fixed_choice
 from draftsmith.tune.experiment import Experiment, Setting
-from draftsmith.tune.predict import Fate, Knowledge, costs_of, fitted, prune, shape_of
+from draftsmith.tune.predict import Fate, Knowledge, costs_of, fitted, prune
 from draftsmith.tune.ranking import Choice, Ratio, better_environment, choose, environment_effect
 from draftsmith.tune.settings import TuneSettings
 
@@ -224,7 +224,10 @@ def check_schedule(
     experiment.add("schedule", both, 2, {arm.name: launch}, [c for c, candidate in best.items() if candidate is None])
     experiment.run()
     looks = Looks(2, 2)
-    return {c: speedup_of(experiment, "schedule", c, baseline, arm, looks) for c in settings.concurrency}
+    rows = {c: speedup_of(experiment, "schedule", c, baseline, arm, looks) for c in settings.concurrency}
+    for c in (c for c, candidate in best.items() if candidate is None):  # the few rounds there are of a batch that fills or empties
+        rows[c] |= {"accept_len": None, "survival": None}
+    return rows
 
 
 # --- all of it -------------------------------------------------------------------------------------------------------

@@ -1,6 +1,8 @@
 """The probe of log-probabilities: present for every token, not shifted, the baseline's values within rounding, and greedy tokens the best.
 
-How far the baseline's own values move when it is asked again, alone, is the measure of rounding.
+How far the baseline's own values move when it is asked again, alone, is one measure of rounding, but too small a one: a verify step
+multiplies other shapes by other kernels than a decode step. Seen in SGLang 0.5.17 in bfloat16, right by every other part of the audit: 95 %
+within 0.060 nats, the baseline's own within 0.007. So half of the audit's near-tie is allowed too, and a tenth of it in the middle.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from draftsmith.verify.lossless.sides import Document, Remote, Spoken, request_f
 
 NAME, PROMPTS, TOP = "logprobs", 6, 5
 LEAST, FACTOR = 0.05, 4.0  # nats: values may differ by FACTOR times the baseline's own 95 % difference, and by LEAST at any rate
+HIGH, MIDDLE = 0.5, 0.1  # of the near-tie: what 95 % of the values may differ by, and half of them
 BEST = 1e-3  # nats by which a greedy token may lie below its own server's best
 
 Values = list[tuple[list[Spoken], int]]  # per prompt: what was told, and the tokens that usage counts
@@ -52,7 +55,7 @@ def probe_logprobs(bench: Bench) -> Result:
         return Result(NAME, "passed", f"{numbers['tokens']} tokens have a value, and each is the best", numbers=numbers)
     requests = [with_logprobs(request_for(p, tokens), bench.a.endpoint, TOP) for p in prompts]
     again = values_of(bench.a, bench.a.documents(requests, 1, f"{NAME}-again")) or []
-    return agreement(theirs, again, ours, numbers)
+    return agreement(theirs, again, ours, bench.audit.near_tie, numbers)
 
 
 def values_of(side: Remote, documents: Sequence[Document]) -> Values | None:
@@ -91,21 +94,24 @@ def differences(reference: Values, served: Values, shift: int = 0) -> list[float
     return [value for value in found if not math.isnan(value)]
 
 
-def agreement(theirs: Values, again: Values, ours: Values, numbers: dict[str, Any]) -> Result:
-    """Are the speculative server's values the baseline's, up to rounding?"""
+def agreement(theirs: Values, again: Values, ours: Values, near_tie: float, numbers: dict[str, Any]) -> Result:
+    """Are the speculative server's values the baseline's, up to rounding? near_tie: logits."""
     own, served = differences(theirs, again), differences(theirs, ours)
     if not served:
         return Result(NAME, "inconclusive", "the answers have no common beginning", numbers=numbers)
-    limit = max(LEAST, FACTOR * float(np.quantile(own, 0.95))) if own else LEAST
+    moves = (float(np.median(own)), float(np.quantile(own, 0.95))) if own else (0.0, 0.0)
+    limit, inner = max(LEAST, HIGH * near_tie, FACTOR * moves[1]), max(LEAST, MIDDLE * near_tie, FACTOR * moves[0])
     middle, high = float(np.median(served)), float(np.quantile(served, 0.95))
-    numbers |= {"compared": len(served), "median": middle, "q95": high, "largest": max(served), "limit": limit}
-    numbers["baseline_q95"] = float(np.quantile(own, 0.95)) if own else None
-    if high <= limit:
+    numbers |= {"compared": len(served), "median": middle, "q95": high, "largest": max(served), "limit": limit, "median_limit": inner}
+    numbers["baseline_q95"] = moves[1] if own else None
+    if high <= limit and middle <= inner:
         return Result(NAME, "passed", f"{len(served)} values agree, 95 % within {high:.2g} nats (limit {limit:.2g})", numbers=numbers)
     for shift in (-1, 1):
         moved = differences(theirs, ours, shift)
         if moved and float(np.quantile(moved, 0.9)) <= limit:
             evidence = f"the values are those of the token {'before' if shift > 0 else 'after'}: shifted by one ({len(moved)} compared)"
             return failed(NAME, "DS706", evidence, "log-probabilities belong to other tokens", **numbers)
-    evidence = f"values differ by {middle:.2g} nats in the middle, {high:.2g} at 95 % (limit {limit:.2g}, {len(served)} tokens)"
+    evidence = (
+        f"values differ by {middle:.2g} nats in the middle, {high:.2g} at 95 % (limits {inner:.2g}, {limit:.2g}; {len(served)} tokens)"
+    )
     return failed(NAME, "DS706", evidence, "log-probabilities are not the target's", **numbers)
