@@ -171,6 +171,10 @@ def test_the_errors_without_what_was_put_in_later_and_the_formulas_level() -> No
     assert f"{spans[0]} with both, {spans[1]} without the first and {spans[2]} without the second" in PAGE
     level = [row["folk"] / row["measured"] for content in groups for row in content["speedups"]]
     assert f"too high at every point, {min(level):.1f} to {max(level):.1f} times" in PAGE
+    dense = [content["speedups"] for content in two_gpus(PAIR)["two_gpus"].values()]
+    first, last = (sorted(rows[at]["folk"] / rows[at]["measured"] for rows in dense) for at in (0, -1))
+    told = f"{first[0]:.1f} to {first[1]:.1f} times at concurrency 1 and {last[0]:.1f} to {last[1]:.1f} times at 64"
+    assert told in PAGE
 
 
 def test_more_gpus_are_extrapolated_and_say_so() -> None:

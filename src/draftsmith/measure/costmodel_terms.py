@@ -71,14 +71,15 @@ def num_experts(config: Mapping[str, Any]) -> int:
 
 
 def shape_of(target: Path) -> Shape:
-    """Layers, width and experts by the config of a target folder; an empty shape where there is none."""
+    """Layers, width, vocabulary and experts by the config of a target folder; an empty shape where there is none."""
     if not (target / "config.json").is_file():
         return Shape()
     config = read_text_config(target)
     experts = num_experts(config)
     top_k = int(config.get("num_experts_per_tok") or config.get("num_experts_per_token") or 0)
     chosen = (experts, top_k) if experts and top_k else (0, 0)
-    return Shape(*chosen, layers=int(config.get("num_hidden_layers") or 0), hidden=int(config.get("hidden_size") or 0))
+    layers, hidden, vocab = (int(config.get(name) or 0) for name in ("num_hidden_layers", "hidden_size", "vocab_size"))
+    return Shape(*chosen, layers=layers, hidden=hidden, vocab=vocab)
 
 
 def expert_union(num_experts: int, top_k: int, rows: np.ndarray | float) -> np.ndarray | float:
