@@ -1,20 +1,24 @@
 """Two GPUs predicted from one: the fit of one GPU plus the all-reduce probe, against what `benchmarks/gpu/tensor_parallel.py` measured.
 
-    python benchmarks/costmodel/two_gpus.py --measured DIR --out DIR
+    python benchmarks/costmodel/two_gpus.py --measured DIR --out DIR [--beside OTHER/two_gpus.json]
 
-DIR has part-*/waves.jsonl and collectives/collectives.json. Writes two_gpus.json, two_gpus.md and two_gpus.svg. Nothing of the two-GPU
-times is fitted: weights and rows are halved, launches and host stay, all-reduces come from the probe's arm for that link.
+DIR has part-*/waves.jsonl and collectives*/collectives.json. Writes two_gpus.json, two_gpus.md and two_gpus.svg; --beside draws another
+result into the plot. Nothing of the two-GPU times is fitted: weights, rows and requests are halved, launches stay, collectives come from
+the probe's arm for that link.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import two_gpus_page
 
 from draftsmith.errors import InvalidMeasurement
 from draftsmith.manifest import atomic_write_json, atomic_write_text, read_jsonl
@@ -24,9 +28,12 @@ from draftsmith.measure.costmodel_terms import Cell, Shape
 
 SHAPES = Path(__file__).parents[1] / "gpu" / "shapes"
 ARMS = {"own": ("sglang", "default"), "p2p-off": ("p2p-off",)}  # the probe's arm for a link, the first that was measured
+GATHERS = {"own": "default", "p2p-off": "p2p-off"}  # SGLang gathers logits through NCCL
 BYTES, HBM_BYTES_S = 2, 4.2e12  # bf16; what a copy moves on an H200, of 4.8e12 by its datasheet
-PER_REQUEST = ("slot", "round_slot")  # host or GPU? predicted both ways
+PER_REQUEST = ("slot", "round_slot", "draft_slot")  # host or GPU? predicted both ways
 ACCEPT_LEN, DEPTH = 2.5, 3  # where the common formula is shown beside
+STEADY = 0.05  # waves of one launch in one cell that differ by more are not a measurement of it; chosen after the data were seen
+MORE_GPUS = (4, 8)  # not measured
 
 
 @dataclass(frozen=True)
@@ -63,69 +70,145 @@ def attention(config: Mapping[str, Any], width: int) -> int:
 # --- measured --------------------------------------------------------------------------------------------------------
 
 
-def measured(folder: Path) -> dict[str, list[Cell]]:
-    """Cells by group (shape-tpN-link): medians over the waves of all launches. Invalid waves are left out."""
-    rows: dict[tuple[str, int, int], list[float]] = {}
+@dataclass(frozen=True)
+class Measured:
+    """A cell and the launches it was measured with: (part, median of its waves in seconds, their spread as a share)."""
+
+    concurrency: int
+    depth: int
+    launches: tuple[tuple[str, float, float], ...]
+
+    @property
+    def steady(self) -> bool:
+        return any(spread <= STEADY for _, _, spread in self.launches)
+
+    @property
+    def cell(self) -> Cell:
+        """The geometric mean of its launches, of the steady ones where there are any."""
+        used = [second for _, second, spread in self.launches if spread <= STEADY or not self.steady]
+        return Cell(self.concurrency, self.depth, math.exp(sum(map(math.log, used)) / len(used)))
+
+
+def measured(folder: Path) -> dict[str, list[Measured]]:
+    """Cells by group (shape-tpN-link). Invalid waves are left out."""
+    waves: dict[tuple[str, int, int], dict[tuple[str, int], list[float]]] = {}
     for path in sorted(folder.glob("part-*/waves.jsonl")):
         for row in read_jsonl(path):
             if row["phase"] == "cell" and "invalid" not in row:
-                group = row["name"].rsplit("-", 1)[0]
-                rows.setdefault((group, row["concurrency"], row["depth"]), []).append(row["round_s"] or row["decode_step_s"])
-    groups: dict[str, list[Cell]] = {}
-    for (group, concurrency, depth), values in sorted(rows.items()):
-        groups.setdefault(group, []).append(Cell(concurrency, depth, median(values)))
+                cell = waves.setdefault((row["name"].rsplit("-", 1)[0], row["concurrency"], row["depth"]), {})
+                cell.setdefault((path.parent.name, row.get("launch", 0)), []).append(row["round_s"] or row["decode_step_s"])
+    groups: dict[str, list[Measured]] = {}
+    for (group, concurrency, depth), launches in sorted(waves.items()):
+        told = tuple((part, median(values), max(values) / min(values) - 1) for (part, _), values in launches.items())
+        groups.setdefault(group, []).append(Measured(concurrency, depth, told))
     return groups
 
 
 def shape_of(name: str) -> tuple[Shape, Bytes]:
     target, drafter = (json.loads((SHAPES / name / file).read_text()) for file in ("config.json", "drafter.json"))
     experts, chosen = target.get("n_routed_experts", 0), target.get("num_experts_per_tok", 0)
-    return Shape(experts, chosen, target["num_hidden_layers"], target["hidden_size"]), Bytes.of(target, drafter)
+    widths = {"vocab": target["vocab_size"], "draft_vocab": drafter["draft_vocab_size"]}
+    return Shape(experts, chosen, target["num_hidden_layers"], target["hidden_size"], **widths), Bytes.of(target, drafter)
 
 
-def links_of(collectives: Mapping[str, Any]) -> dict[str, AllReduce]:
-    """The probe's table for each link that it measured."""
-    arms = {entry["name"]: entry for entry in collectives["arms"] if entry["points"]}
-    first = {link: next((arm for arm in names if arm in arms), None) for link, names in ARMS.items()}
-    return {link: AllReduce.from_probe(arms[arm]) for link, arm in first.items() if arm}
+def arms_of(folder: Path) -> dict[str, Mapping[str, Any]]:
+    """The probe's arms; of one that was probed twice, the first."""
+    arms: dict[str, Mapping[str, Any]] = {}
+    for path in sorted(folder.glob("collectives*/collectives.json")):
+        for entry in json.loads(path.read_text())["arms"]:
+            if entry["points"]:
+                arms.setdefault(entry["name"], entry)
+    return arms
 
 
-def predict_group(cells: Sequence[Cell], model: CostModel) -> list[dict[str, Any]]:
+def links_of(arms: Mapping[str, Mapping[str, Any]]) -> dict[str, AllReduce]:
+    """The table for each link that was probed: what reduces there, and what gathers."""
+    links = {}
+    for link, names in ARMS.items():
+        if found := [AllReduce.from_probe(arms[name]) for name in names if name in arms]:
+            other = arms.get(GATHERS[link])
+            links[link] = replace(found[0], gathers=AllReduce.from_probe(other) if other else None)
+    return links
+
+
+# --- predicted -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Target:
+    """A shape as fitted on one GPU."""
+
+    model: CostModel
+    weights: Bytes
+
+    def split(self, link: AllReduce, host: Sequence[str] = (), gathers: bool = True) -> CostModel:
+        """On `link.ranks` GPUs. host: per-request terms that are not divided; gathers: whether the logits are gathered."""
+        model = self.model
+        if not gathers:
+            model = replace(model, form=replace(model.form, shape=replace(model.form.shape, vocab=0, draft_vocab=0)))
+        return model.on_gpus(link.ranks, link, self.weights.target / HBM_BYTES_S, self.weights.drafter / HBM_BYTES_S, host)
+
+
+def predict_group(cells: Sequence[Measured], model: CostModel) -> list[dict[str, Any]]:
     """Every cell: measured, predicted, where the time goes."""
     found = []
-    for cell in cells:
-        value = model.time(cell.concurrency, cell.depth)
-        parts = model.parts(cell.concurrency, cell.depth)
-        error = value.value / cell.second - 1
-        found.append(
-            {"concurrency": cell.concurrency, "depth": cell.depth, "measured_s": cell.second, **value.as_dict()}
-            | {"error": error, "parts": parts}
-        )
+    for one in cells:
+        value, parts = model.time(one.concurrency, one.depth), model.parts(one.concurrency, one.depth)
+        entry = {"concurrency": one.concurrency, "depth": one.depth, "measured_s": one.cell.second, "steady": one.steady}
+        found.append(entry | value.as_dict() | {"error": value.value / one.cell.second - 1, "parts": parts})
     return found
 
 
 def analyse(folder: Path) -> dict[str, Any]:
     """The whole document. Raises InvalidMeasurement when no shape was measured on one GPU."""
-    groups, links = measured(folder), links_of(json.loads((folder / "collectives" / "collectives.json").read_text()))
-    document: dict[str, Any] = {"hbm_bytes_s": HBM_BYTES_S, "accept_len": ACCEPT_LEN, "one_gpu": {}, "two_gpus": {}}
+    groups, arms = measured(folder), arms_of(folder)
+    links = links_of(arms)
+    document: dict[str, Any] = {"hbm_bytes_s": HBM_BYTES_S, "accept_len": ACCEPT_LEN, "depth": DEPTH, "steady": STEADY, "one_gpu": {}}
+    document |= {"two_gpus": {}, "again": {}, "extrapolated": {}}
     for group, cells in groups.items():
         name, tp, link = group.split("-tp")[0], group.split("-tp")[1][0], group.split("-tp")[1][2:]
-        one = groups.get(f"{name}-tp1-own")
-        if one is None:
+        if twice := [one for one in cells if len(one.launches) > 1]:
+            document["again"][group] = [{"concurrency": one.concurrency, "depth": one.depth, "launches": one.launches} for one in twice]
+        alone = groups.get(f"{name}-tp1-own")
+        if alone is None:
             continue
         shape, weights = shape_of(name)
-        model = fit_cost_model(one, shape)
+        target = Target(fit_cost_model([one.cell for one in alone if one.steady], shape), weights)
         if tp == "1":
-            document["one_gpu"][group] = model.as_dict() | {"cells": predict_in_sample(model)}
+            document["one_gpu"][group] = target.model.as_dict() | {"cells": predict_in_sample(target.model)}
+            document["one_gpu"][group]["speedups"] = speedups(cells, target.model)
         elif link in links:
-            read = (weights.target / HBM_BYTES_S, weights.drafter / HBM_BYTES_S)
-            two, shared = model.on_gpus(2, links[link], *read), model.on_gpus(2, links[link], *read, PER_REQUEST)
-            entries, other = predict_group(cells, two), predict_group(cells, shared)
-            content = {"cells": entries, "errors": errors_of(entries), "speedups": speedups(cells, two)}
-            document["two_gpus"][group] = content | {"divided": {"cells": other, "errors": errors_of(other)}}
+            document["two_gpus"][group] = group_of(cells, target, links[link])
+            document["extrapolated"][group] = [more_gpus(target, arms, link, ranks) for ranks in MORE_GPUS]
     if not document["one_gpu"]:
         raise InvalidMeasurement(f"no shape was measured on one GPU in {folder}", hint="tensor_parallel.py --part 1 2")
     return document
+
+
+def group_of(cells: Sequence[Measured], target: Target, link: AllReduce) -> dict[str, Any]:
+    """One group on two GPUs: cells, errors (all cells, steady ones, and steady ones of the model with less in it), speed-ups."""
+    whole = target.split(link)
+    entries = predict_group(cells, whole)
+    less = {"host": target.split(link, host=PER_REQUEST), "no_gathers": target.split(link, gathers=False)}
+    errors = {name: errors_of(predict_group(cells, model)) for name, model in {"whole": whole, **less}.items()}
+    return {"cells": entries, "errors": errors, "errors_all": errors_of(entries, steady=False), "speedups": speedups(cells, whole)}
+
+
+def more_gpus(target: Target, arms: Mapping[str, Mapping[str, Any]], link: str, ranks: int) -> dict[str, Any]:
+    """Extrapolated: the same latency and bandwidth as between two GPUs, which nobody measured there."""
+
+    def given(name: str) -> AllReduce:
+        fit = arms[name]["fits"]["graph"]
+        return AllReduce.given(ranks, fit["t0_s"]["value"], fit["bandwidth_bytes_s"]["value"])
+
+    reduces = next(name for name in ARMS[link] if name in arms)
+    model = target.split(replace(given(reduces), gathers=given(GATHERS[link]) if GATHERS[link] in arms else None))
+    rows = []
+    for concurrency in sorted({cell.concurrency for cell in target.model.cells}):
+        step, turn = model.time(concurrency, 0).value, model.time(concurrency, DEPTH).value
+        share = model.parts(concurrency, 0)["collectives"] / step
+        rows.append({"concurrency": concurrency, "step_s": step, "round_s": turn, "comm_share": share, "speedup": ACCEPT_LEN * step / turn})
+    return {"ranks": ranks, "label": "extrapolated", "rows": rows}
 
 
 def predict_in_sample(model: CostModel) -> list[dict[str, Any]]:
@@ -137,91 +220,40 @@ def predict_in_sample(model: CostModel) -> list[dict[str, Any]]:
     ]
 
 
-def errors_of(entries: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Median and worst absolute relative error."""
-    errors = [abs(entry["error"]) for entry in entries]
-    return {"median": median(errors), "worst": max(errors)}
+def errors_of(entries: Sequence[Mapping[str, Any]], steady: bool = True) -> dict[str, float]:
+    """Median and worst absolute relative error, of the steady cells or of all."""
+    errors = [abs(entry["error"]) for entry in entries if entry["steady"] or not steady]
+    return {"median": median(errors), "worst": max(errors), "cells": len(errors)} if errors else {}
 
 
-def speedups(cells: Sequence[Cell], model: CostModel) -> list[dict[str, Any]]:
-    """At ACCEPT_LEN and DEPTH: measured, predicted, and the common formula with the communication share of the decode step."""
-    times = {(cell.concurrency, cell.depth): cell.second for cell in cells}
+def speedups(cells: Sequence[Measured], model: CostModel) -> list[dict[str, Any]]:
+    """At ACCEPT_LEN and DEPTH: measured, predicted, and the common formula with the communication share of the decode step. Concurrencies
+    that lack the baseline or that depth are left out."""
+    at = {(one.concurrency, one.depth): one for one in cells}
     found = []
-    for concurrency in sorted({cell.concurrency for cell in cells}):
-        if (concurrency, 0) in times and (concurrency, DEPTH) in times:
-            step, turn = times[concurrency, 0], times[concurrency, DEPTH]
-            share = min(model.parts(concurrency, 0)["collectives"] / step, 1.0)
+    for concurrency in sorted({one.concurrency for one in cells}):
+        if (concurrency, 0) in at and (concurrency, DEPTH) in at:
+            step, turn = at[concurrency, 0], at[concurrency, DEPTH]
+            share = min(model.parts(concurrency, 0)["collectives"] / step.cell.second, 1.0)
             predicted = ACCEPT_LEN * model.time(concurrency, 0).value / model.time(concurrency, DEPTH).value
-            row = {"concurrency": concurrency, "comm_share": share, "measured": ACCEPT_LEN * step / turn, "predicted": predicted}
+            row = {"concurrency": concurrency, "steady": step.steady and turn.steady, "comm_share": share}
+            row |= {"measured": ACCEPT_LEN * step.cell.second / turn.cell.second, "predicted": predicted}
             found.append(row | {"folk": folk_speedup(1 - share, share, ACCEPT_LEN)})
     return found
-
-
-# --- shown -----------------------------------------------------------------------------------------------------------
-
-
-def markdown(document: Mapping[str, Any]) -> str:
-    lines = [
-        "| group | C | T_ar ms: measured, predicted | T_round ms at depth 3: measured, predicted | comm share |",
-        "| --- | ---: | --- | --- | ---: |",
-    ]
-    for group, content in document["two_gpus"].items():
-        at = {(cell["concurrency"], cell["depth"]): cell for cell in content["cells"]}
-        for row in content["speedups"]:
-            c = row["concurrency"]
-            pairs = [f"{1000 * at[c, k]['measured_s']:.2f}, {1000 * at[c, k]['value']:.2f} ({at[c, k]['error']:+.0%})" for k in (0, DEPTH)]
-            lines.append(f"| {group} | {c} | {pairs[0]} | {pairs[1]} | {row['comm_share']:.0%} |")
-    lines += [
-        "",
-        f"| group | C | speed-up at accept_len {ACCEPT_LEN}, measured | predicted | common formula |",
-        "| --- | ---: | ---: | ---: | ---: |",
-    ]
-    for group, content in document["two_gpus"].items():
-        for row in content["speedups"]:
-            lines.append(f"| {group} | {row['concurrency']} | {row['measured']:.2f} | {row['predicted']:.2f} | {row['folk']:.2f} |")
-    lines += ["", "| group | per-request terms stay: median, worst error | divided: median, worst error |", "| --- | ---: | ---: |"]
-    for group, content in document["two_gpus"].items():
-        pairs = [f"{errors['median']:.1%}, {errors['worst']:.1%}" for errors in (content["errors"], content["divided"]["errors"])]
-        lines.append(f"| {group} | {' | '.join(pairs)} |")
-    return "\n".join(lines) + "\n"
-
-
-def plot(document: Mapping[str, Any], path: Path) -> None:
-    """Speed-up against the communication share of the decode step, beside the common formula."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    import matplotlib.pyplot as plt
-
-    plt.rcParams.update({"svg.hashsalt": "two-gpus", "font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
-    figure, ax = plt.subplots(figsize=(7, 4), layout="constrained")
-    shares = [i / 100 for i in range(101)]
-    ax.plot([100 * s for s in shares], [folk_speedup(1 - s, s, ACCEPT_LEN) for s in shares], "--", color="0.4", label="common formula")
-    for number, (group, content) in enumerate(document["two_gpus"].items()):
-        rows = content["speedups"]
-        ax.plot([100 * row["comm_share"] for row in rows], [row["measured"] for row in rows], "o-", color=f"C{number}", lw=1, label=group)
-        ax.plot([100 * row["comm_share"] for row in rows], [row["predicted"] for row in rows], "x", color=f"C{number}")
-        for row in rows:
-            ax.annotate(str(row["concurrency"]), (100 * row["comm_share"], row["measured"]), (4, 4), textcoords="offset points", fontsize=8)
-    ax.axhline(1, color="0.7", lw=0.8)
-    ax.set_xlabel("all-reduces, % of the decode step (dots measured, crosses predicted, number: concurrency)")
-    ax.set_ylabel(f"speed-up at accept_len {ACCEPT_LEN}, depth {DEPTH}")
-    ax.set_ylim(0)
-    ax.legend(frameon=False, fontsize=8)
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--measured", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--beside", type=Path, nargs="*", default=[], help="two_gpus.json of other results, for the plot")
     arguments = parser.parse_args()
     document = analyse(arguments.measured)
     atomic_write_json(arguments.out / "two_gpus.json", document)
-    atomic_write_text(arguments.out / "two_gpus.md", markdown(document))
-    plot(document, arguments.out / "two_gpus.svg")
-    print(markdown(document))
+    text = two_gpus_page.markdown(document)
+    atomic_write_text(arguments.out / "two_gpus.md", text)
+    two_gpus_page.plot([document, *(json.loads(path.read_text()) for path in arguments.beside)], arguments.out / "two_gpus.svg")
+    print(text)
 
 
 if __name__ == "__main__":

@@ -105,8 +105,9 @@ def test_collectives_are_a_known_term_of_the_model() -> None:
     shape = Shape(layers=30, hidden=4096)
 
     def whole(c: int, depth: int) -> float:
-        rows_of = c * (depth + 1)
-        return seconds(c, depth) + 60 * reduced.at(rows_of, 4096) + 2 * depth * reduced.at(c, 4096)
+        whole_rows, own_rows = reduced.at(c * (depth + 1), 4096), reduced.at(c, 4096)
+        drafts = 3 * whole_rows + 3 * (depth - 1) * own_rows if depth else 0.0  # the first over all rows of the round
+        return seconds(c, depth) + 61 * whole_rows + drafts
 
     cells = [Cell(c, depth, whole(c, depth)) for c in (1, 8, 32) for depth in (0, 1, 3)]
     found = between(cells, shape, reduced)

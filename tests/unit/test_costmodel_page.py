@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from types import ModuleType
 from typing import Any
 
@@ -21,6 +22,7 @@ __all__ = ["reproduce"]  # a fixture of the other module
 
 ROOT = Path(__file__).resolve().parents[2]
 PAIR = ROOT / "results" / "qwen3-8b_eagle3_2xh200-sglang-0.5.17_2026-11-30"
+CUT = ROOT / "results" / "kimi-cut-6_eagle3_2xh200-sglang-0.5.17_2026-11-30"
 PAGE = " ".join((ROOT / "docs" / "concepts" / "cost-model.md").read_text().split())
 
 
@@ -113,25 +115,84 @@ def test_the_odd_row_of_the_first_measurements(reproduce: ModuleType) -> None:
     assert f"{steps[0]:.2f} and {steps[1]:.2f} ms a step" in decision
 
 
-def test_the_collectives_and_what_two_gpus_were_predicted_by() -> None:
-    probed = json.loads((PAIR / "collectives" / "collectives.json").read_text())["arms"]
-    arms = {arm["name"]: arm["fits"]["graph"] for arm in probed if "graph" in arm.get("fits", {})}
+def two_gpus(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "two_gpus.json").read_text())
 
-    def words(arm: str) -> tuple[float, float, float, float]:
-        fit = arms[arm]
-        knees = [fit["knee_rows"][hidden]["value"] for hidden in ("4096", "7168")]
-        return 1e6 * fit["t0_s"]["value"], fit["bandwidth_bytes_s"]["value"] / 1e9, knees[0], knees[1]
 
-    t0, rate, knee, wide = words("default")
-    assert f"NCCL as it comes has t0 {t0:.1f} us, {rate:.0f} GB/s and a knee at {knee:.0f} rows of 4096 ({wide:.0f} of 7168)" in PAGE
-    t0, rate, knee, wide = words("p2p-off")
-    assert f"without peer-to-peer {t0:.1f} us, {rate:.0f} GB/s, and {knee:.0f} rows ({wide:.0f})" in PAGE
-    found = json.loads((PAIR / "two_gpus.json").read_text())["two_gpus"]
-    slow, own = found["qwen3-8b-tp2-p2p-off"], found["qwen3-8b-tp2-own"]
-    worst = [100 * part["worst"] for part in (slow["errors"], own["errors"], own["divided"]["errors"])]
-    assert f"right within {worst[0]:.0f} % through host memory, and up to {worst[1]:.0f} % too high" in PAGE
-    assert f"({worst[2]:.0f} % with that term divided)" in PAGE
-    assert max(own["cells"], key=lambda cell: abs(cell["error"]))["error"] > 0  # too high, not too low
+def probed(folder: Path, place: str = "collectives") -> dict[str, dict[str, Any]]:
+    """Arms of the probe that measured something."""
+    arms = json.loads((folder / place / "collectives.json").read_text())["arms"]
+    return {arm["name"]: arm for arm in arms if arm["points"]}
+
+
+def arm_row(arm: dict[str, Any]) -> str:
+    fit = arm["fits"]["graph"]
+    knees = " | ".join(f"{fit['knee_rows'][hidden]['value']:.0f}" for hidden in ("4096", "7168"))
+    rate = fit["bandwidth_bytes_s"]["value"] / 1e9
+    return f"| {arm['name']} | {1e6 * fit['t0_s']['value']:.1f} | {rate:.0f} | {knees} | {fit['errors']['worst']:.0%} |"
+
+
+def test_the_table_of_arms_and_what_is_read_from_it() -> None:
+    first, again = probed(PAIR), probed(CUT)
+    for arm in (*first.values(), *again.values()):
+        assert arm_row(arm) in PAGE
+    assert 2 * again["sglang"]["fits"]["graph"]["t0_s"]["value"] < again["default"]["fits"]["graph"]["t0_s"]["value"]
+    choices = (first, "default", ("proto-LL", "proto-LL128", "proto-Simple")), (again, "p2p-off", ("p2p-off-LL", "p2p-off-Simple"))
+    for arms, own, forced in choices:
+        times = {name: [median(point["graph"]) for point in arms[name]["points"]] for name in (own, *forced)}
+        assert max(mine / min(others) for mine, *others in zip(*times.values(), strict=True)) < 1.25
+    one, all_of = ([median(point["graph"]) for point in first[arm]["points"]] for arm in ("channels-1", "default"))
+    assert 9.5 < max(a / b for a, b in zip(one, all_of, strict=True)) < 10
+    assert "never more than a quarter slower" in PAGE and "one costs up to ten times as much" in PAGE
+
+
+def test_what_two_gpus_did_and_what_was_predicted() -> None:
+    for folder, name, label in ((PAIR, "qwen3-8b", "Qwen3-8B"), (CUT, "kimi-cut-6", "Kimi cut")):
+        document = two_gpus(folder)
+        own, slow = (document["two_gpus"][f"{name}-tp2-{link}"] for link in ("own", "p2p-off"))
+        one = {row["concurrency"]: row["measured"] for row in document["one_gpu"][f"{name}-tp1-own"]["speedups"]}
+        for a, b in zip(own["speedups"], slow["speedups"], strict=True):
+            shown = " | ".join(f"{row['measured']:.2f}{'' if row['steady'] else '~'}" for row in (a, b))
+            loss = " | ".join(f"{b[key] / a[key] - 1:+.0%}" for key in ("measured", "folk"))
+            c = a["concurrency"]
+            assert f"| {label} | {c} | {a['comm_share']:.0%}, {b['comm_share']:.0%} | {one[c]:.2f} | {shown} | {loss} |" in PAGE
+        for content, link in ((own, "NVLink"), (slow, "through the host")):
+            kinds = (content["errors"]["whole"], content["errors_all"])
+            told = " | ".join(f"{kind['median']:.1%}, {kind['worst']:.1%} ({kind['cells']})" for kind in kinds)
+            assert f"| {label}, {link} | {told} |" in PAGE
+
+
+def test_the_errors_without_what_was_put_in_later_and_the_formulas_level() -> None:
+    groups = [content for folder in (PAIR, CUT) for content in two_gpus(folder)["two_gpus"].values()]
+    spans = []
+    for kind in ("whole", "host", "no_gathers"):
+        worst = [100 * content["errors"][kind]["worst"] for content in groups]
+        spans.append(f"{min(worst):.0f} to {max(worst):.0f} %")
+    assert f"{spans[0]} with both, {spans[1]} without the first and {spans[2]} without the second" in PAGE
+    level = [row["folk"] / row["measured"] for content in groups for row in content["speedups"]]
+    assert f"too high at every point, {min(level):.1f} to {max(level):.1f} times" in PAGE
+    dense = [content["speedups"] for content in two_gpus(PAIR)["two_gpus"].values()]
+    first, last = (sorted(rows[at]["folk"] / rows[at]["measured"] for rows in dense) for at in (0, -1))
+    told = f"{first[0]:.1f} to {first[1]:.1f} times at concurrency 1 and {last[0]:.1f} to {last[1]:.1f} times at 64"
+    assert told in PAGE
+
+
+def test_more_gpus_are_extrapolated_and_say_so() -> None:
+    said = []
+    for link in ("own", "p2p-off"):
+        [eight] = [entry for entry in two_gpus(PAIR)["extrapolated"][f"qwen3-8b-tp2-{link}"] if entry["ranks"] == 8]
+        assert eight["label"] == "extrapolated"
+        at = {row["concurrency"]: f"{row['speedup']:.2f}" for row in eight["rows"]}
+        said.append(f"{at[1]}, {at[16]} and {at[64]}")
+    assert f"{said[0]} at concurrency 1, 16 and 64 over NVLink and {said[1]} through the host" in PAGE
+
+
+@pytest.mark.parametrize("folder", [PAIR, CUT], ids=["dense", "cut"])
+def test_the_pages_of_two_gpus_have_the_tables_of_their_script(folder: Path) -> None:
+    page = (folder / "README.md").read_text()
+    blocks = [block.strip() for block in (folder / "two_gpus.md").read_text().split("\n\n")]
+    kept = [block for block in blocks if not block.startswith("| measured again")]
+    assert len(kept) == 5 and all(block in page for block in kept)
 
 
 def test_the_payback_example_prints_what_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:

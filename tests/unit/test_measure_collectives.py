@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +56,14 @@ def test_a_table_answers_at_its_points_between_and_beyond() -> None:
     assert 10e-6 < table.at(32, 4096) < 24e-6
     assert table.at(128, 4096) == pytest.approx(24e-6 + (24e-6 - 10e-6) / (524288 - 65536) * 524288)
     assert AllReduce.given(2, 10e-6, 50e9).at(64, 4096) == pytest.approx(10e-6 + 524288 / 50e9, rel=1e-9)
+
+
+def test_a_gather_moves_half_of_what_an_all_reduce_moves() -> None:
+    """Through the library that gathers, where the engine's own kernel only reduces."""
+    own, nccl = AllReduce.given(4, 5e-6, 300e9), AllReduce.given(4, 12e-6, 150e9)
+    assert own.gather(64, 32000) == pytest.approx(5e-6 + 0.75 * 64 * 32000 * 2 / 300e9, rel=1e-9)
+    assert replace(own, gathers=nccl).gather(64, 32000) == pytest.approx(12e-6 + 0.75 * 64 * 32000 * 2 / 150e9, rel=1e-9)
+    assert own.gather(64, 0) == 0.0, "logits of an unknown width"
     assert AllReduce(1, (), ()).at(64, 4096) == 0.0
 
 

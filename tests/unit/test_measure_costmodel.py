@@ -116,15 +116,19 @@ def test_context_is_a_term_where_it_varies() -> None:
 
 
 def test_two_gpus_from_one() -> None:
-    """By hand: half the weights, half of each row, all-reduces for 36 layers and 3 drafts of one layer, the host as before."""
-    shape = Shape(layers=36, hidden=4096)
+    """By hand: half the weights, half of each row and request, the host as before, and all that 36 layers and 3 drafts send."""
+    shape = Shape(layers=36, hidden=4096, vocab=150000, draft_vocab=32000)
     model = fit_cost_model(table(Form(DENSE.terms, 2.0, shape), TRUTH), shape, form=Form(DENSE.terms, 2.0, shape))
     link = AllReduce.given(2, 10e-6, 200e9)
     split = model.on_gpus(2, link, weights_s=4e-3, drafter_weights_s=2e-4)
-    comm = 72 * link.at(64, 4096) + 6 * link.at(16, 4096)
-    by_hand = math.hypot(3e-3, 2e-5 * 64) + comm + 3 * (4e-4 + 2e-5 * 16)
+    reduced = 73 * link.at(64, 4096) + 3 * (link.at(64, 4096) + 2 * link.at(16, 4096))  # the drafter's first pass has all 64 rows
+    logits = 64 * 150000 + 64 * 32000 + 2 * 16 * 32000
+    gathered = 4 * 10e-6 + logits / 200e9  # bf16, of which half moves
+    by_hand = math.hypot(3e-3, 2e-5 * 64) + reduced + gathered + 3 * (4e-4 + 1e-5 * 16)
     predicted = split.time(16, 3)
     assert predicted.value == pytest.approx(by_hand, rel=1e-3) and predicted.label == "extrapolated"
+    whole = model.on_gpus(2, link, weights_s=4e-3, drafter_weights_s=2e-4, host=("draft_slot",)).time(16, 3)
+    assert whole.value == pytest.approx(by_hand + 3 * 1e-5 * 16, rel=1e-3)
     with pytest.raises(UsageError, match="reading weights"):
         model.on_gpus(2, link, weights_s=6e-3)
 

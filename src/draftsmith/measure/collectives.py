@@ -211,11 +211,15 @@ def fits_of(entry: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class AllReduce:
-    """Seconds of one all-reduce by its payload, from a probe's table (bytes, seconds; ascending): interpolated between, the fit beyond."""
+    """Seconds of one all-reduce by its payload, from a probe's table (bytes, seconds; ascending): interpolated between, the fit beyond.
+
+    gathers: the table of the library that gathers, where it is another than the one that reduces (an engine's own kernel beside NCCL).
+    """
 
     ranks: int
     payloads: tuple[float, ...]
     seconds: tuple[float, ...]
+    gathers: AllReduce | None = None
 
     @classmethod
     def from_probe(cls, entry: Mapping[str, Any], way: Way = "graph") -> AllReduce:
@@ -240,3 +244,10 @@ class AllReduce:
             return self.seconds[0]
         slope = (self.seconds[-1] - self.seconds[-2]) / (self.payloads[-1] - self.payloads[-2])
         return self.seconds[-1] + slope * (size - self.payloads[-1])
+
+    def gather(self, rows: float, width: int) -> float:
+        """Seconds until each GPU has all of [rows, width] in bf16, of which it made its share. 0 for an unknown width.
+
+        Gathers were not probed. They are taken from all-reduces by bytes: a ring moves (N - 1) / N of the whole, an all-reduce twice that.
+        """
+        return (self.gathers or self).at(rows / 2, width) if width else 0.0

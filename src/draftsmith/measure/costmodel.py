@@ -2,11 +2,12 @@
 
     T_ar(C)       = pass(C, C)
     T_round(C, k) = pass(C, C (k + 1)) + k draft + C k draft_slot + round + C round_slot
-    pass(C, R)    = max_p(floor + expert u(R), row R) + 2 L allreduce(R) + C slot + C context kv
+    pass(C, R)    = max_p(floor + expert u(R), row R) + (2 L + 1) allreduce(R) + gather(R) + C slot + C context kv
 
 C requests in flight, depth k, R rows in one pass of the target. max_p(a, b) = (a^p + b^p)^(1/p): a memory-bound floor (weights read
 once, launches, host) that gives way to compute; u(R) = 1 - (1 - top_k / E)^R is the share of the experts that R rows touch. An all-reduce
-is known, from `collectives`, not fitted: a pass has the same number of them whatever R is. Times are those of one slot, in seconds.
+is known, from `collectives`, not fitted: a pass has the same number of them whatever R is. The logits are gathered; the drafter has its own
+of both. Times are those of one slot, in seconds.
 
 floor, row and draft are always there; which other terms and which p (1, 2 or 4) the data ask for is decided by how well a form predicts
 cells that are left out. Intervals are those of the chosen form. docs/concepts/cost-model.md: derivation, and what the model does not know.
@@ -28,6 +29,7 @@ from draftsmith.measure.fitting import Fit, fit_log
 
 Label = Literal["measured", "interpolated", "extrapolated"]
 LABELS: tuple[Label, ...] = ("measured", "interpolated", "extrapolated")  # from the surest to the least sure
+DIVIDED = frozenset(("row", "expert", "kv", "slot", "draft_slot", "round_slot"))  # among the GPUs; two H200 say so of the slots
 WORTH_IT = 0.9  # a form with more terms must lower the error on left-out cells to this share
 
 
@@ -139,12 +141,13 @@ class CostModel:
         all_reduce: AllReduce,
         weights_s: float,
         drafter_weights_s: float = 0.0,
-        also_divided: Sequence[str] = (),
+        host: Sequence[str] = (),
     ) -> CostModel:
-        """The same target split over `ranks` GPUs, from a fit on one: weights and rows are divided, launches and host are not.
+        """The same target split over `ranks` GPUs, from a fit on one: what rows, requests and experts add is divided, and the reading of
+        weights; what a pass, a draft or a round costs once beside that (launches, host) is not.
 
         weights_s, drafter_weights_s: what reading the weights (without experts) takes on one GPU: their bytes over its memory bandwidth.
-        also_divided: further terms that are work of the GPUs, not of the host; a fit on one GPU cannot tell.
+        host: terms of DIVIDED that are the host's work, and stay; a fit on one GPU cannot tell.
         Raises UsageError when they take longer than the fitted floor.
         """
         values = dict(zip(self.fit.names, self.fit.values, strict=True))
@@ -155,7 +158,7 @@ class CostModel:
         values["floor"] -= less * weights_s
         if "draft" in values:
             values["draft"] -= less * drafter_weights_s
-        for name in {"row", "expert", "kv", *also_divided} & set(values):
+        for name in (DIVIDED - set(host)) & set(values):
             values[name] /= ranks
         fit = replace(self.fit, values=np.array([values[name] for name in self.fit.names]))
         return replace(self, fit=fit, all_reduce=all_reduce, scaled=True)

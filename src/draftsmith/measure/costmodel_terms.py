@@ -31,13 +31,30 @@ class Cell:
 
 @dataclass(frozen=True)
 class Shape:
-    """What the model must know of target and engine. buckets: batch sizes with a CUDA graph; a batch is padded to the next one."""
+    """What the model must know of target and engine. buckets: batch sizes with a CUDA graph; a batch is padded to the next one.
+
+    vocab, draft_vocab: widths of the logits that several GPUs gather; 0: not gathered, or not known.
+    """
 
     num_experts: int = 0
     top_k: int = 0
     layers: int = 0
     hidden: int = 0
     buckets: tuple[int, ...] = ()
+    vocab: int = 0
+    draft_vocab: int = 0
+
+    def collectives(self, batch: float, depth: float, all_reduce: AllReduce) -> float:
+        """Seconds of a step's or a round's all-reduces (two a layer, one behind the embedding) and gathers (the logits).
+
+        Of its `depth` passes the drafter (one layer) makes the first over all rows of the round, rejected drafts included.
+        """
+        rows = batch * (depth + 1)
+        seconds = (2 * self.layers + 1) * all_reduce.at(rows, self.hidden) + all_reduce.gather(rows, self.vocab)
+        if depth:
+            for part, times in ((rows, 1), (batch, depth - 1)):
+                seconds += times * (3 * all_reduce.at(part, self.hidden) + all_reduce.gather(part, self.draft_vocab))
+        return seconds
 
     def padded(self, concurrency: np.ndarray) -> np.ndarray:
         """Batch sizes that are run; those above the largest bucket are run as they are."""
@@ -54,14 +71,15 @@ def num_experts(config: Mapping[str, Any]) -> int:
 
 
 def shape_of(target: Path) -> Shape:
-    """Layers, width and experts by the config of a target folder; an empty shape where there is none."""
+    """Layers, width, vocabulary and experts by the config of a target folder; an empty shape where there is none."""
     if not (target / "config.json").is_file():
         return Shape()
     config = read_text_config(target)
     experts = num_experts(config)
     top_k = int(config.get("num_experts_per_tok") or config.get("num_experts_per_token") or 0)
     chosen = (experts, top_k) if experts and top_k else (0, 0)
-    return Shape(*chosen, layers=int(config.get("num_hidden_layers") or 0), hidden=int(config.get("hidden_size") or 0))
+    layers, hidden, vocab = (int(config.get(name) or 0) for name in ("num_hidden_layers", "hidden_size", "vocab_size"))
+    return Shape(*chosen, layers=layers, hidden=hidden, vocab=vocab)
 
 
 def expert_union(num_experts: int, top_k: int, rows: np.ndarray | float) -> np.ndarray | float:
@@ -71,7 +89,7 @@ def expert_union(num_experts: int, top_k: int, rows: np.ndarray | float) -> np.n
 
 @dataclass(frozen=True)
 class Points:
-    """Cells as columns. rows: of one pass of the target; comm: seconds of all its all-reduces, and of the drafter's."""
+    """Cells as columns. rows: of one pass of the target; comm: seconds of all collectives, the drafter's among them."""
 
     concurrency: np.ndarray
     depth: np.ndarray
@@ -87,9 +105,7 @@ class Points:
         rows = batch * (depth + 1)
         comm = np.zeros_like(rows)
         if all_reduce is not None:
-            target = [2 * shape.layers * all_reduce.at(r, shape.hidden) for r in rows]
-            drafter = [2 * k * all_reduce.at(b, shape.hidden) for b, k in zip(batch, depth, strict=True)]  # one layer, once per draft
-            comm = np.array(target) + np.array(drafter)
+            comm = np.array([shape.collectives(b, k, all_reduce) for b, k in zip(batch, depth, strict=True)])
         return cls(batch, depth, context, rows, comm)
 
 
