@@ -89,7 +89,7 @@ def dummy_bias(cells: Mapping[Key, Timed], step: str, round_: str) -> list[dict[
 
 
 def phases(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The probes and the cells that they belong to: time per step or round, and output rate with prefill, by phase. Empty without probes."""
+    """The probes and the cells that they belong to: time per step or round, and output rate with prefill, by phase; none without probes."""
     groups: dict[tuple[str, str, int], list[Row]] = {}
     for row in rows:
         if row["phase"] not in ("warmup", "canary") and not row.get("invalid") and row["name"] in ("baseline", "depth 3"):
@@ -270,7 +270,9 @@ def other_weights(cells: Mapping[Key, Timed]) -> dict[str, list[dict[str, Any]]]
     """Without a depth 3 on real weights, full acceptance has only the one on random weights beside it: two differences at once."""
     if any(name == "depth 3" for name, _ in cells):
         return {}
-    return {"All four tokens accepted on real weights against two on random ones": compared(cells, "depth 3, all accepted", "dummy depth 3")}
+    return {
+        "All four tokens accepted on real weights against two on random ones": compared(cells, "depth 3, all accepted", "dummy depth 3")
+    }
 
 
 def sentences(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
