@@ -132,6 +132,15 @@ def test_the_part_that_a_neighbour_disturbed() -> None:
     assert f"seems to win by {2 * fine[0] / fine[1]:.2f} there and loses with coarse chunks, {2 * coarse[0] / coarse[1]:.2f}" in PAGE
 
 
+def test_the_examples_of_the_guide() -> None:
+    guide = (ROOT / "docs" / "guides" / "breakeven.md").read_text()
+    kinds = ("depth 1", "depth 3", "depth 7", "dflash block 8", "dflash block 16")
+    for name in ("qwen3-8b-shape", "qwen3-30b-a3b-shape"):
+        found = {(e["name"], e["concurrency"]): f"{e['accept_len']:.2f}" for e in summary_of(name)["break_even"]}
+        fields = [", ".join(found.get((kind, c), "") for c in (1, 16, 64)).strip(", ") for kind in kinds]
+        assert re.sub(r"  +", " ", f"| {' | '.join(fields)} |") in re.sub(r"  +", " ", guide), name
+
+
 def extremes(title: str) -> tuple[dict[str, float], dict[str, float]]:
     """The entries of a comparison with the least and the largest ratio."""
     compared = summary_of("smollm2-135m")["compared"]
