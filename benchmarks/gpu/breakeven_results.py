@@ -4,7 +4,7 @@
 
 DIR: what a part left; several of one shape are put together, and their launches of one kind show what two sessions differ by.
 `--set-aside DIR`: a part that something disturbed. Its raw lines are kept in OUT/set-aside, with its times by pass beside those of the same
-kind in DIR; no break-even is made of it.
+kind in DIR; no break-even is made of it. DIR may be a result itself: it is made again from its raw lines.
 Prediction: the cost model is fitted to the cells with concurrency 1, 4, 16, 64 and depth 0, 1, 3, 7 and asked for all others.
 """
 
@@ -138,21 +138,22 @@ def by_pass(rows: Sequence[Row], clean: Mapping[Key, Timed]) -> list[str]:
 def set_aside(folder: Path, out: Path, clean: Mapping[Key, Timed]) -> None:
     """Raw lines of a disturbed part, its probes, and its times by pass."""
     rows, launches = together([folder], "waves.jsonl"), nameless(together([folder], "launches.jsonl"))
-    write_raw(out, rows, launches)
-    about = nameless(json.loads((folder / "about.json").read_text()))
-    atomic_write_json(out / "about.json", about | {"profile": together([folder], "profile.jsonl"), "probes": phases(rows)})
+    write_raw(out, rows, launches, together([folder], "profile.jsonl"))
+    atomic_write_json(out / "about.json", abouts_of(folder)[0] | {"probes": phases(rows)})
     probes = [list(entry.values()) for entry in phases(rows)]
     head = ["kind", "phase", "C", "ms", "tok/s with prefill", "waves"]
     lines = ["# Set aside: disturbed", "", *by_pass(rows, clean), *(["# Probes", "", *table(head, probes)] if probes else [])]
     atomic_write_text(out / "times.md", "\n".join(lines))
 
 
-def write_raw(out: Path, rows: Sequence[Row], launches: Sequence[Row]) -> None:
-    """Every wave, and what was launched how."""
+def write_raw(out: Path, rows: Sequence[Row], launches: Sequence[Row], profile: Sequence[Row]) -> None:
+    """Every wave, what was launched how, and what traces said."""
     out.mkdir(parents=True, exist_ok=True)
     atomic_write_bytes(out / "waves.jsonl.gz", gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode(), mtime=0))
     kept = ("launch", "name", "depth", "rows", "forced_accept_len", "argv", "dummy", "ready_s", "differs", "died")
     atomic_write_text(out / "launches.jsonl", "".join(json.dumps({k: row[k] for k in kept if k in row}) + "\n" for row in launches))
+    if profile:
+        atomic_write_text(out / "profile.jsonl", "".join(json.dumps(row) + "\n" for row in profile))
 
 
 def break_even_table(summary: Mapping[str, Any]) -> list[str]:
@@ -209,7 +210,23 @@ def nameless(value: Any) -> Any:
 
 def together(folders: Sequence[Path], name: str) -> list[dict[str, Any]]:
     """The lines of all folders; launches of the second one are numbered from 100 on, and so forth."""
-    return [row | {"launch": row["launch"] + 100 * place} for place, folder in enumerate(folders) for row in read_jsonl(folder / name)]
+    return [row | {"launch": row["launch"] + 100 * place} for place, folder in enumerate(folders) for row in raw_lines(folder, name)]
+
+
+def raw_lines(folder: Path, name: str) -> list[dict[str, Any]]:
+    """Of a part, or of a result that was made before."""
+    packed = folder / f"{name}.gz"
+    if packed.exists():
+        return [json.loads(line) for line in gzip.decompress(packed.read_bytes()).splitlines()]
+    return read_jsonl(folder / name)
+
+
+def abouts_of(folder: Path) -> list[dict[str, Any]]:
+    """Machine and load of a part, or of the parts of a result."""
+    if (folder / "about.json").exists():
+        return [nameless(json.loads((folder / "about.json").read_text()))]
+    summary = json.loads((folder / "summary.json").read_text())
+    return [summary["about"], *summary.get("about_others", [])]
 
 
 def main() -> None:
@@ -221,7 +238,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     folders: list[Path] = arguments.measured
-    abouts = [nameless(json.loads((folder / "about.json").read_text())) for folder in folders]
+    abouts = [about for folder in folders for about in abouts_of(folder)]
     about = abouts[0]
     rows, launches = together(folders, "waves.jsonl"), nameless(together(folders, "launches.jsonl"))
     depths = {row["name"]: row["depth"] for row in rows}
@@ -234,9 +251,8 @@ def main() -> None:
         extra["prediction"] = prediction(cells_of(cells, depths), shape_of(config))
     except (InvalidMeasurement, UsageError) as error:  # too few cells, or one depth alone
         extra["no_prediction"] = error.message
-    extra["profile"] = together(folders, "profile.jsonl")
     out: Path = arguments.out
-    write_raw(out, rows, launches)
+    write_raw(out, rows, launches, together(folders, "profile.jsonl"))
     atomic_write_json(out / "summary.json", summary | extra | {"about": about, "about_others": abouts[1:]})
     moe = bool(num_experts(config))
     dummy = not any(row["dummy"] == [] for row in launches if row["name"] == "baseline" and "dummy" in row)

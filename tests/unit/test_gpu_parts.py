@@ -137,6 +137,19 @@ def test_a_part_from_its_name_to_a_folder_of_results(kit: Path, tmp_path: Path) 
     assert summary["launch_scatter"]["df"] == 2
     assert {entry["concurrency"] for entry in summary["break_even"]} == {1, 4}
     assert all("Six of 61." in (tmp_path / "results" / name).read_text() for name in ("report.md", "breakeven.html"))
+    again = [
+        *words[:2],
+        "--title",
+        "Kimi",
+        "--out",
+        str(tmp_path / "again"),
+        "--note",
+        "Six of 61.",
+        "--measured",
+        str(tmp_path / "results"),
+    ]
+    subprocess.run(again, env=env, capture_output=True, check=True, timeout=120)
+    assert (tmp_path / "again" / "summary.json").read_text() == (tmp_path / "results" / "summary.json").read_text()
     aside = tmp_path / "results" / "set-aside"
     assert (aside / "times.md").read_text().count("| depth 3 | ") == 2 and (aside / "waves.jsonl.gz").exists()
     assert "/" not in json.loads((aside / "launches.jsonl").read_text().splitlines()[0])["argv"][0]
