@@ -59,7 +59,7 @@ WITH_ODD = (1, 2, 4, 8, 16, 32, 48, 56, 64, 72)
 FEW: dict[str, FlagValue] = {"max-running-requests": 64, "cuda-graph-max-bs": 64}
 FORCED = 2.0
 CLIENT_CORES = 2
-SENSORS = "timestamp,clocks.sm,clocks.mem,temperature.gpu,power.draw,memory.used,utilization.gpu,clocks_event_reasons.active"
+SENSORS = "timestamp,index,clocks.sm,clocks.mem,temperature.gpu,power.draw,memory.used,utilization.gpu,clocks_event_reasons.active"
 STOP_S = 12.0  # what stopping a group takes at most
 
 
@@ -255,7 +255,7 @@ def idle_cpu(sweep: Sweep, servers: Sequence[tuple[Planned, Server]], seconds: f
 
 @contextmanager
 def sensors(path: Path) -> Iterator[None]:
-    """Clocks, temperature, power and memory of the GPU every two seconds, as CSV."""
+    """Clocks, temperature, power and memory of every GPU of the machine every two seconds, as CSV."""
     if not shutil.which("nvidia-smi"):
         yield
         return

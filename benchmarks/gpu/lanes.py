@@ -1,9 +1,12 @@
 """Several parts in one call: one GPU and half of the cores for each lane, a part after the other in it; parts of all GPUs come first.
 
-    KIT=DIR OUT=DIR python3 benchmarks/gpu/lanes.py --seconds 585 --first sets smollm2-1+sleep wiring+audits
+    KIT=DIR OUT=DIR python3 benchmarks/gpu/lanes.py --seconds 585 --first smollm2-1+sets moe-1 kimi-1
 
 One word for each GPU: the parts of its lane, joined by +. What does not fit the seconds that are left is not begun, so that the call ends
 in time; a part is stopped at its own limit or at the call's. `OUT/NAME.tar.gz` of every part comes back, also of one that was stopped.
+
+A part that the host bounds (smollm2-*) belongs to --first, alone on the machine: lanes share what cores have in common, and a busy one was
+seen to make such a part half as slow again.
 """
 
 from __future__ import annotations

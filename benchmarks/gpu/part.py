@@ -33,7 +33,7 @@ MOST_BYTES = 15 << 20  # of one file that comes back
 class Part:
     """`words`: the command, in which {kit} and {work} stand for folders, {python} for this interpreter, {engine} for one that finds the
     kit's packages (no engine inherits PYTHONPATH) and {seconds} for when the command should end by itself. seconds: when it is stopped.
-    expected_s: what it should take."""
+    expected_s: what it took, or should take."""
 
     what: str
     words: str
@@ -64,33 +64,33 @@ MODES, TRAINED = "{python} benchmarks/gpu/modes.py", "--trained {kit}/trained --
 TESTS = "env OUT={work} bash benchmarks/gpu/tests.sh {kit} '' -k"
 PARTS = {
     "road": Part("recipes/smollm2-h200-sglang.yaml, check to report; give it again until it says done", ROAD, 565, 900),
-    "train": Part("capture and train on the GPU against the CPU", "{python} -m pytest -q tests/gpu/test_training_gpu.py", 120, 40),
-    "sets": Part("bench whose arms swap two GPUs from pair to pair", f"{MODES} sets {TRAINED}", 420, 330, gpus=2),
-    "sleep": Part("bench with a server an arm that sleeps", f"{MODES} sleep {TRAINED}", 330, 220),
-    "audits": Part("verify wiring, lossless and replay, watch, on one recipe", f"{{python}} benchmarks/gpu/audits.py {TRAINED}", 400, 260),
-    "wiring": Part("tests/gpu of verify wiring", f"{TESTS} 'test_wiring_gpu and sglang'", 400, 260),
-    "kills": Part("tests/gpu: a killed worker, a port taken late", f"{TESTS} 'sglang and (after_the_check or killed_worker)'", 240, 150),
+    "train": Part("capture and train on the GPU against the CPU", "{python} -m pytest -q tests/gpu/test_training_gpu.py", 120, 13),
+    "sets": Part("bench whose arms swap two GPUs from pair to pair", f"{MODES} sets {TRAINED}", 420, 207, gpus=2),
+    "sleep": Part("bench with a server an arm that sleeps", f"{MODES} sleep {TRAINED}", 330, 213),
+    "audits": Part("verify wiring, lossless and replay, watch, on one recipe", f"{{python}} benchmarks/gpu/audits.py {TRAINED}", 400, 278),
+    "wiring": Part("tests/gpu of verify wiring", f"{TESTS} 'test_wiring_gpu and sglang'", 400, 205),
+    "kills": Part("tests/gpu: a killed worker, a port taken late", f"{TESTS} 'sglang and (after_the_check or killed_worker)'", 240, 67),
     "serve": Part("all tests/gpu of SGLang", f"{TESTS} sglang", 560, 500),
-    "smollm2-1": Part("SmolLM2, real weights: baseline, depths 1 to 5 and 7, probes of C = 64", breakeven("smollm2", "1"), 400, 260),
-    "smollm2-2": Part("SmolLM2: depth 6, dummy weights, all accepted, 64 graphs, a tree", breakeven("smollm2", "2"), 400, 250),
-    "dense-2": Part("Qwen3-8B's shape: second launches, DFlash blocks of 8 and 16", breakeven("dense", "2"), 330, 230),
-    "moe-1": Part("Qwen3-30B-A3B's shape: baseline, depth 3", breakeven("moe", "1"), 400, 280),
-    "moe-2": Part("the same: depth 1, a second baseline", breakeven("moe", "2"), 400, 280),
+    "smollm2-1": Part("SmolLM2, real weights: baseline, depths 1 to 5 and 7, probes of C = 64", breakeven("smollm2", "1"), 400, 251),
+    "smollm2-2": Part("SmolLM2: depth 6, dummy weights, all accepted, 64 graphs, a tree", breakeven("smollm2", "2"), 400, 105),
+    "dense-2": Part("Qwen3-8B's shape: second launches, DFlash blocks of 8 and 16", breakeven("dense", "2"), 330, 168),
+    "moe-1": Part("Qwen3-30B-A3B's shape: baseline, depth 3", breakeven("moe", "1"), 400, 162),
+    "moe-2": Part("the same: depth 1, a second baseline", breakeven("moe", "2"), 400, 143),
     "moe-3": Part("the same with the routing of random weights", breakeven("moe", "3"), 360, 270),
-    "kimi-1": Part("Kimi K2's shape, 6 layers, 384 experts: baseline, depth 3", breakeven("kimi", "1"), 400, 270),
-    "kimi-2": Part("the same: depths 1 and 7", breakeven("kimi", "2"), 400, 270),
+    "kimi-1": Part("Kimi K2's shape, 6 layers, 384 experts: baseline, depth 3", breakeven("kimi", "1"), 400, 100),
+    "kimi-2": Part("the same: depths 1 and 7", breakeven("kimi", "2"), 400, 107),
     "vllm": Part("break-even on vLLM, acceptance forced", VLLM, 560, 420, kit="vllm"),
     "tp-probe": Part("all-reduce in every arm", f"{TP} probe", 300, 200, gpus=2),
     "tp-links": Part(
         "all-reduce: the arms that two GPUs are predicted from, and those once left out",
         f"{TP} probe --arms sglang,default,p2p-off,channels-16,p2p-off-LL,p2p-off-Simple",
         170,
-        90,
+        66,
         gpus=2,
     ),
-    "tp-1": Part("Qwen3-8B's shape on one and on two GPUs", f"{TP} 1", 560, 420, gpus=2),
+    "tp-1": Part("Qwen3-8B's shape on one and on two GPUs", f"{TP} 1", 560, 132, gpus=2),
     "tp-2": Part("Kimi K2's shape on one GPU, the second", f"{TP} 2", 400, 270, gpus=2),
-    "tp-3": Part("Kimi K2's shape over two GPUs, both links", f"{TP} 3", 440, 320, gpus=2),
+    "tp-3": Part("Kimi K2's shape over two GPUs, both links", f"{TP} 3", 440, 152, gpus=2),
     "tp-4": Part("Qwen3-8B's shape over two GPUs through the host", f"{TP} 4", 400, 250, gpus=2),
 }
 

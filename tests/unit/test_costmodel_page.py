@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from dataclasses import replace
@@ -14,9 +15,10 @@ import pytest
 from test_costmodel_published import reproduce
 
 from draftsmith import cli
+from draftsmith.breakeven.surface import timed
 from draftsmith.measure.collectives import AllReduce
 from draftsmith.measure.costmodel import fit_cost_model
-from draftsmith.measure.costmodel_terms import expert_union
+from draftsmith.measure.costmodel_terms import Shape, expert_union
 
 __all__ = ["reproduce"]  # a fixture of the other module
 
@@ -62,8 +64,89 @@ def test_what_few_cells_predict(reproduce: ModuleType) -> None:
 
 
 def test_the_disturbed_run_is_said_to_be_one(reproduce: ModuleType) -> None:
-    one, other = h200(reproduce, "SmolLM2")["seconds"]["3"]["1"]
+    one, other = h200(reproduce, "SmolLM2-135M, disturbed")["seconds"]["3"]["1"]
     assert f"{1000 * one:.1f} against {1000 * other:.1f} ms a round at depth 3 and concurrency 1" in PAGE
+
+
+def summary_of(name: str) -> dict[str, Any]:
+    return json.loads((ROOT / "results" / f"{name}_breakeven_h200-sglang-0.5.17_2026-11-30" / "summary.json").read_text())
+
+
+def rows_below(head: str) -> list[list[float]]:
+    """The numbers of a table of the page, by row."""
+    [table] = re.findall(re.escape(head) + r" [|: -]+ ((?:\| [\d. |]+ )+)", PAGE)
+    width = head.count("|") - 1
+    numbers = [float(word) for word in table.replace("|", " ").split()]
+    return [numbers[at : at + width] for at in range(0, len(numbers), width)]
+
+
+def test_what_a_mixture_asks_for_and_what_its_prediction_owes_to_experts(reproduce: ModuleType) -> None:
+    asked = [("qwen3-8b-shape", "depth 3"), ("qwen3-30b-a3b-shape", "depth 1"), ("qwen3-30b-a3b-shape", "depth 3")]
+    found = {(name, e["name"], e["concurrency"]): e["accept_len"] for name, _ in asked for e in summary_of(name)["break_even"]}
+    for c, *lengths in rows_below("| C | Qwen3-8B, depth 3 | Qwen3-30B-A3B, depth 1 | Qwen3-30B-A3B, depth 3 |"):
+        assert lengths == pytest.approx([found[name, kind, int(c)] for name, kind in asked], abs=0.0051)
+    keep, said = reproduce.DESIGNS["C 1, 4, 16, 64, all depths"], []
+    for name in ("Qwen3-30B-A3B", "Kimi"):
+        table = h200(reproduce, name)
+        for shape in (Shape(), reproduce.h200_shape(table)):
+            errors = [100 * abs(entry["error"]) for entry in reproduce.held_out(reproduce.h200_cells(table), keep, shape)]
+            said.append((median(errors), max(errors)))
+    (a, b), (c, d), (e, f), (g, h) = said
+    assert f"by {a:.1f} % (median) and {b:.1f} % (worst) instead of {c:.1f} and {d:.1f}" in PAGE
+    assert f"of the Kimi cut by {e:.1f} and {f:.1f} % instead of {g:.1f} and {h:.1f}." in PAGE
+
+
+def test_what_blocks_cost_and_how_far_two_machines_lie_apart() -> None:
+    summary = summary_of("qwen3-8b-shape")
+    found = {(e["name"], e["concurrency"]): e for e in summary["break_even"]}
+    kinds = ("depth 7", "dflash block 8", "dflash block 16")
+    rows = rows_below("| C | depth 7, ms | block 8, ms | block 16, ms | depth 7 needs | block 8 needs | block 16 needs |")
+    assert [int(row[0]) for row in rows] == [1, 4, 16, 64]
+    for c, *numbers in rows:
+        entries = [found[kind, int(c)] for kind in kinds]
+        assert numbers == pytest.approx([1000 * e["round_s"] for e in entries] + [e["accept_len"] for e in entries], abs=0.0051)
+    steps = [launches["launches"] for launches in summary["decode_step_s"].values()]
+    worst = max(abs(other / first - 1) for first, other in steps)
+    assert f"baseline by at most {100 * worst:.1f} %" in PAGE
+
+
+def test_the_part_that_a_neighbour_disturbed() -> None:
+    folder = ROOT / "results" / "smollm2-135m_breakeven_h200-sglang-0.5.17_2026-11-30"
+    clean, disturbed = (
+        timed([json.loads(line) for line in gzip.decompress((folder / name).read_bytes()).splitlines()])
+        for name in ("waves.jsonl.gz", "set-aside/waves.jsonl.gz")
+    )
+    places = [place for place in clean if place[0] == "baseline"]
+    means = [100 * (disturbed[place].seconds / clean[place].seconds - 1) for place in places]
+    least = [100 * (min(disturbed[place].waves) / min(clean[place].waves) - 1) for place in places]
+    assert len(places) == 7
+    assert f"took {min(means):.0f} to {max(means):.0f} % longer, and its least time up to {max(least):.0f} %" in PAGE
+    accepted, two = (summary["this_ms"] / summary["other_ms"] for summary in extremes("All four tokens accepted on real weights"))
+    assert f"took {accepted:.2f} to {two:.2f} times the round with two of four" in PAGE
+    low, high = (100 * (entry["ratio"] - 1) for entry in extremes("Random weights against real ones, a decode step"))
+    assert f"change a step by {low:.0f} to {high:+.0f} %" in PAGE
+    about = json.loads((folder / "set-aside" / "about.json").read_text())
+    probes = {(p["name"], p["phase"]): p["ms"] for p in about["probes"] if p["concurrency"] == 64}
+    fine, coarse = ([probes[name, phase] for name in ("baseline", "depth 3")] for phase in ("chunk per token", "cell"))
+    text = "a step at concurrency 64 takes {:.2f} ms instead of {:.2f} and a round of two tokens {:.2f} instead of {:.2f}"
+    assert text.format(fine[0], coarse[0], fine[1], coarse[1]) in PAGE
+    assert f"seems to win by {2 * fine[0] / fine[1]:.2f} there and loses with coarse chunks, {2 * coarse[0] / coarse[1]:.2f}" in PAGE
+
+
+def test_the_examples_of_the_guide() -> None:
+    guide = (ROOT / "docs" / "guides" / "breakeven.md").read_text()
+    kinds = ("depth 1", "depth 3", "depth 7", "dflash block 8", "dflash block 16")
+    for name in ("qwen3-8b-shape", "qwen3-30b-a3b-shape"):
+        found = {(e["name"], e["concurrency"]): f"{e['accept_len']:.2f}" for e in summary_of(name)["break_even"]}
+        fields = [", ".join(found.get((kind, c), "") for c in (1, 16, 64)).strip(", ") for kind in kinds]
+        assert re.sub(r"  +", " ", f"| {' | '.join(fields)} |") in re.sub(r"  +", " ", guide), name
+
+
+def extremes(title: str) -> tuple[dict[str, float], dict[str, float]]:
+    """The entries of a comparison with the least and the largest ratio."""
+    compared = summary_of("smollm2-135m")["compared"]
+    [entries] = [found for name, found in compared.items() if name.startswith(title)]
+    return min(entries, key=lambda e: e["ratio"]), max(entries, key=lambda e: e["ratio"])
 
 
 def test_experts_that_rows_touch() -> None:

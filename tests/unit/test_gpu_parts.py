@@ -11,6 +11,7 @@ import sys
 import tarfile
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ def load(name: str) -> ModuleType:
     return module
 
 
-part, breakeven, pair = load("part"), load("breakeven"), load("tensor_parallel")
+part, breakeven, pair, results = load("part"), load("breakeven"), load("tensor_parallel"), load("breakeven_results")
 
 
 def test_the_readme_has_the_parts() -> None:
@@ -118,13 +119,81 @@ def test_a_part_from_its_name_to_a_folder_of_results(kit: Path, tmp_path: Path) 
     assert set(argv) == {"baseline", "depth 3"}
     ports = [words[words.index(flag) + 1] for words in argv.values() for flag in ("--port", "--nccl-port")]
     assert len(set(ports)) == 4
-    results = [sys.executable, str(GPU / "breakeven_results.py"), "--title", "Kimi", "--out", str(tmp_path / "results"), "--measured"]
+    words = [
+        sys.executable,
+        str(GPU / "breakeven_results.py"),
+        "--title",
+        "Kimi",
+        "--out",
+        str(tmp_path / "results"),
+        "--note",
+        "Six of 61.",
+    ]
+    words += ["--set-aside", str(measured), "--measured", str(measured), str(measured)]
     env["PYTHONPATH"] = str(ROOT / "src")
-    made = subprocess.run([*results, str(measured), str(measured)], env=env, capture_output=True, text=True, timeout=120, check=False)
+    made = subprocess.run(words, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert made.returncode == 0, made.stderr
     summary = json.loads((tmp_path / "results" / "summary.json").read_text())
     assert summary["launch_scatter"]["df"] == 2
     assert {entry["concurrency"] for entry in summary["break_even"]} == {1, 4}
+    assert all("Six of 61." in (tmp_path / "results" / name).read_text() for name in ("report.md", "breakeven.html"))
+    again = [
+        *words[:2],
+        "--title",
+        "Kimi",
+        "--out",
+        str(tmp_path / "again"),
+        "--note",
+        "Six of 61.",
+        "--measured",
+        str(tmp_path / "results"),
+    ]
+    subprocess.run(again, env=env, capture_output=True, check=True, timeout=120)
+    assert (tmp_path / "again" / "summary.json").read_text() == (tmp_path / "results" / "summary.json").read_text()
+    aside = tmp_path / "results" / "set-aside"
+    assert (aside / "times.md").read_text().count("| depth 3 | ") == 2 and (aside / "waves.jsonl.gz").exists()
+    assert "/" not in json.loads((aside / "launches.jsonl").read_text().splitlines()[0])["argv"][0]
+
+
+def waves(name: str, launch: int, depth: int, seconds: tuple[float, ...], phase: str = "cell") -> list[dict[str, Any]]:
+    """Two passes of one kind at concurrency 64."""
+    return [
+        {"name": name, "launch": launch, "depth": depth, "phase": phase, "concurrency": 64, "pass": 2 * number // len(seconds),
+         "round_s": one if depth else None, "decode_step_s": one, "tokens": 64, "wall_s": 1.0}
+        for number, one in enumerate(seconds)
+    ]  # fmt: skip
+
+
+def test_a_part_that_was_set_aside_is_shown_beside_the_same_kind() -> None:
+    clean = results.timed(waves("baseline", 0, 0, (0.002, 0.001)) + waves("dummy depth 3", 1, 3, (0.004, 0.003)))
+    rows = waves("baseline", 0, 0, (0.005, 0.0025)) + waves("depth 3", 1, 3, (0.007, 0.006)) + waves("depth 5", 2, 5, (0.009, 0.008))
+    assert results.by_pass(rows, clean)[2:] == [
+        "| baseline | 64 | 5.00 | 2.50 | 2.50 | 1.00 |",
+        "| depth 3 | 64 | 7.00 | 6.00 | 6.00 | 3.00 |",
+        "| depth 5 | 64 | 9.00 | 8.00 | 8.00 |  |",
+        "",
+    ]
+
+
+def test_probes_are_named_only_where_there_are_some_and_trees_are_kinds_of_the_table() -> None:
+    cells = waves("baseline", 0, 0, (0.002, 0.001))
+    assert results.phases(cells) == []
+    assert [found["phase"] for found in results.phases(cells + waves("baseline", 0, 0, (0.004,), "chunk per token"))] == [
+        "cell",
+        "chunk per token",
+    ]
+    assert results.plain("tree of 3 steps, 4 wide, 16 rows") and not results.plain("depth 3, all accepted")
+    gpus = {"hardware": {"gpus": ["H200", "H200"], "cpu": "x"}}
+    assert results.device(gpus) == "one of 2 GPUs, H200"
+
+
+def test_all_accepted_is_compared_with_random_weights_where_nothing_else_is_there() -> None:
+    rows = waves("depth 3, all accepted", 0, 3, (0.004,)) + waves("dummy depth 3", 1, 3, (0.005,))
+    [(name, [entry])] = [(n, found) for n, found in results.comparisons(results.timed(rows), rows).items() if found]
+    assert name.startswith("All four tokens accepted on real weights") and entry["ratio"] == pytest.approx(0.8)
+    both = results.comparisons(results.timed(rows + waves("depth 3", 2, 3, (0.002,))), rows)
+    assert both["All four tokens accepted against two of them"][0]["ratio"] == pytest.approx(2.0)
+    assert not any("on real weights against two" in name for name in both)
 
 
 def test_two_lanes_take_a_gpu_each_and_begin_nothing_that_cannot_end(kit: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ WIDTH, HEIGHT = 720, 340
 LEFT, RIGHT, TOP, BOTTOM = 46, 196, 14, 40
 SHADES = (100, 82, 66, 52, 40, 30, 22, 16)  # per cent of the series' colour, from the first line on
 GAP = 13  # between two labels
+LONGEST = 20  # characters of a name that fit beside the plot
 
 
 def curve(entries: Sequence[Mapping[str, Any]], published: Sequence[Mapping[str, Any]]) -> str:
@@ -41,7 +42,8 @@ def curve(entries: Sequence[Mapping[str, Any]], published: Sequence[Mapping[str,
         share = SHADES[min(number, len(SHADES) - 1)]
         colour = f"color-mix(in srgb, var(--speculative) {share}%, var(--baseline))"
         marks += series(points, colour, x, y)
-        labels.append((y(points[-1]["accept_len"]), f"{name} (at most {points[-1]['ceiling']})", colour))
+        short = name if len(name) <= LONGEST else name.split(",")[0]
+        labels.append((y(points[-1]["accept_len"]), f"{short} (at most {points[-1]['ceiling']})", colour))
     marks += spread(labels)
     title = f"accept_len needed to break even over concurrency {concurrency[0]} to {concurrency[-1]}"
     head = f'<svg class="plot" role="img" aria-label="{escape(title)}" viewBox="0 0 {WIDTH} {HEIGHT}" font-size="11" fill="none">'
