@@ -18,8 +18,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from draftsmith.breakeven.model import between, observations
 from draftsmith.breakeven.page import Subject, write_page
-from draftsmith.breakeven.surface import Key, Row, Timed, surface, timed
+from draftsmith.breakeven.surface import Key, Row, Timed, chains_of, surface, timed
 from draftsmith.errors import InvalidMeasurement, UsageError
 from draftsmith.manifest import atomic_write_bytes, atomic_write_json, atomic_write_text, read_jsonl
 from draftsmith.measure.costmodel import fit_cost_model, held_out
@@ -243,7 +244,8 @@ def main() -> None:
     rows, launches = together(folders, "waves.jsonl"), nameless(together(folders, "launches.jsonl"))
     depths = {row["name"]: row["depth"] for row in rows}
     cells = timed(rows)
-    summary = surface([row for row in rows if plain(row["name"])])
+    shown = [row for row in rows if plain(row["name"])]
+    summary = surface(shown, model=between(observations(timed(shown), chains_of(shown)), shape_of(about["target"])))
     summary["invalid"] += sorted({f"launch {row['launch']}, {row['name']}: {row['died']}" for row in launches if "died" in row})
     config = about["target"]
     extra: dict[str, Any] = {"compared": comparisons(cells, rows)}
