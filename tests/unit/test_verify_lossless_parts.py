@@ -21,7 +21,7 @@ from draftsmith.verify.lossless import run
 from draftsmith.verify.lossless_depth import chunk_sizes, concentrations, rounds, shifted
 from draftsmith.verify.lossless_judges import LocalJudge, ServerJudge, continuation, gap, gap_in_answer
 from draftsmith.verify.lossless_local import LocalSide
-from draftsmith.verify.lossless_rates import Count, detectable_ratio, excess_p, fault_bound
+from draftsmith.verify.lossless_rates import Count, Races, critical_count, detectable_ratio, excess_p, fault_bound, races
 from draftsmith.verify.lossless_sampling import classes, equality_test, holm, padded, total_variation
 from draftsmith.verify.lossless_settings import Audit
 from draftsmith.verify.lossless_sides import Document, Spoken, spoken_of
@@ -39,7 +39,7 @@ def verdict(seed: int, fault: str, folder: Path, audit: Audit = SIZES) -> dict[s
     baseline = InProcess("baseline", Engine(seed, 0, "", 0.02), folder)
     speculative = InProcess("speculative", Engine(seed, 3, fault, 0.02), folder)
     asked = prompts(audit.prompts, seed)
-    return run(baseline, speculative, asked, audit, ServerJudge(baseline, asked, audit.near_tie), 3, folder, Talk(quiet=True))
+    return run(baseline, speculative, asked, audit, ServerJudge(baseline, asked), 3, folder, Talk(quiet=True))
 
 
 def test_no_false_alarm_in_twenty_worlds_with_rounding(tmp_path: Path) -> None:
@@ -63,21 +63,40 @@ def test_planted_faults_are_found_in_each_of_three_worlds(fault: str, tmp_path: 
 
 
 def test_the_rate_test_is_the_exact_binomial_one() -> None:
-    assert excess_p(Count(6, 1000), Count(1, 1000), ratio=1.0) == pytest.approx(stats.binom.sf(5, 7, 0.5))
-    assert excess_p(Count(6, 1000), Count(1, 2000), ratio=1.0) == pytest.approx(stats.binom.sf(5, 7, 1 / 3))
-    assert excess_p(Count(0, 1000), Count(3, 1000)) == pytest.approx(1.0)
-    assert excess_p(Count(0, 0), Count(0, 1000)) == 1.0
+    assert excess_p(Races(6, 1, 3, 24), ratio=1.0) == pytest.approx(stats.binom.sf(5, 7, 0.5))
+    assert excess_p(Races(6, 1, 0, 24)) == pytest.approx(stats.binom.sf(5, 7, 2 / 3))
+    assert excess_p(Races(0, 3, 0, 24)) == pytest.approx(1.0) and excess_p(Races(0, 0, 5, 24)) == 1.0
+    for decided in (0, 1, 5, 17, 18, 24, 60):
+        least = critical_count(decided, 0.001)
+        assert least == decided + 1 or excess_p(Races(least, decided - least, 0, 99)) < 0.001
+        assert least == 1 or excess_p(Races(least - 1, decided - least + 1, 0, 99)) >= 0.001
+
+
+def test_who_parts_first() -> None:
+    answers = [Answer(name, (1,), (1, 2, 3), "length") for name in "abcde"]
+    ours = [Divergence("a", 1, 1, 2), Divergence("b", 2, 1, 2), Divergence("c", 0, 1, 2)]
+    theirs = [Divergence("a", 2, 1, 2), Divergence("b", 2, 1, 2), Divergence("d", 0, 1, 2), Divergence("gone", 0, 1, 2)]
+    assert races(answers, ours, theirs) == Races(speculative=2, baseline=1, both=1, prompts=5)
+
+
+def raced(rng: np.random.Generator, own_T: np.ndarray, multiple: float, prompts: int) -> Races:
+    """Hazards of the baseline by token; the other's are so many times as large."""
+    apart = [rng.random((prompts, len(own_T))) < hazard_T for hazard_T in (np.minimum(1, multiple * own_T), own_T)]
+    first, second = (np.where(each.any(1), each.argmax(1), 10**6) for each in apart)
+    return Races(int((first < second).sum()), int((second < first).sum()), int(((first == second) & (first < 10**6)).sum()), prompts)
 
 
 def test_the_rate_test_holds_its_level_and_its_stated_power() -> None:
-    rng = np.random.default_rng(0)
-    alpha, own, served = 0.01, Count(8, 4000), Count(0, 3000)
-    ratio = detectable_ratio(served, own, alpha)
-    for multiple, low, high in ((2.0, 0.0, alpha), (ratio, 0.75, 1.0)):
-        a, b = rng.poisson(8.5, 4000), rng.poisson(8.5 / 4000 * 3000 * multiple, 4000)
-        found = np.mean([excess_p(Count(int(y), 3000), Count(int(x), 4000)) < alpha for x, y in zip(a, b, strict=True)])
-        assert low <= found <= high, (multiple, found)
-    assert detectable_ratio(served, Count(0, 0), alpha) == math.inf
+    """Also where near-ties come early and then never again, as in text that begins to repeat itself."""
+    rng, prompts, alpha = np.random.default_rng(0), 40, 0.01
+    early = np.concatenate([np.full(8, 0.02), np.zeros(120)])
+    for own_T in (np.full(128, 0.00125), early):
+        divergences = round(prompts * (1 - np.prod(1 - own_T)) - 0.5)
+        ratio = detectable_ratio(Count(divergences, 0), prompts, alpha)
+        for multiple, low, high in ((2.0, 0.0, 1.5 * alpha), (ratio, 0.7, 1.0)):
+            found = np.mean([excess_p(raced(rng, own_T, multiple, prompts)) < alpha for _ in range(1000)])
+            assert low <= found <= high, (multiple, found)
+    assert detectable_ratio(Count(0, 0), 0, alpha) == math.inf and detectable_ratio(Count(0, 99), 8, alpha) == math.inf
 
 
 def test_the_bound_of_unseen_faults() -> None:
@@ -222,7 +241,9 @@ def test_the_local_target_answers_and_judges(tmp_path: Path) -> None:
     only = side.replies([Request("k", tuple(rows[0]), 1, temperature=1.0, extra={"top_k": 1})] * 5, 1, "sampling")
     assert {reply.token_ids[0] for reply in only} == {int(logits.argmax())}
     worst = int(logits.argmin())
-    judged = LocalJudge(target).gaps([Divergence("r0", 0, int(logits.argmax()), worst)], [Answer("r0", tuple(rows[0]), (1,), "length")], [])
+    judged = LocalJudge(target).gaps(
+        [Divergence("r0", 0, int(logits.argmax()), worst)], [Answer("r0", tuple(rows[0]), (1,), "length")], [], 0.5
+    )
     assert judged[0] == pytest.approx(float(logits.max() - logits.min()), abs=1e-4)
 
 
