@@ -285,3 +285,19 @@ def test_a_vocabulary_in_another_order_is_vouched_for(
     other = "offsets" if form == "absolute" else "absolute"
     code, _, document = attempt(tmp_path / "source", "speculators", capsys, "--d2t", other)
     assert code == 4 and f"cannot be read as {other}" in document["error"]["message"]
+
+
+# --- biases ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("to", ["vllm", "speculators"])
+def test_a_bias_that_the_engine_would_leave_unset_is_written_as_zeros(to: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """attention_bias: true gives Llama's layer a bias behind o_proj, which drafters with biases of q, k and v alone do not have."""
+    source = change(folders.vllm_eagle3(tmp_path / "source"), extra=BIAS, attention_bias=True)
+    assert cli.main(["convert", str(source), "--to", to, "--json", "-o", str(tmp_path / "made")]) == 0
+    [entry] = [entry for entry in json.loads(capsys.readouterr().out)["ledger"] if str(entry["target"]).endswith("o_proj.bias")]
+    written = read(tmp_path / "made")[1][entry["target"]]
+    assert entry["action"] == "computed" and torch.equal(written, torch.zeros(H, dtype=torch.bfloat16))
+    source = change(folders.vllm_eagle3(tmp_path / "without"), attention_bias=True)  # a field that came along from the target
+    code, _, document = attempt(source, to, capsys)
+    assert code == 4 and "4 tensors are missing" in document["error"]["message"]

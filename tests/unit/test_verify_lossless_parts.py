@@ -34,10 +34,10 @@ SIZES = Audit(prompts=12, output_tokens=48, sampled_prompts=2, samples=60, sampl
 # --- many seeds ------------------------------------------------------------------------------------------------------
 
 
-def verdict(seed: int, fault: str, folder: Path, audit: Audit = SIZES) -> dict[str, Any]:
+def verdict(seed: int, fault: str, folder: Path, audit: Audit = SIZES, noise: float = 0.02) -> dict[str, Any]:
     """An audit of a world of its own, in which rounding parts a few answers."""
-    baseline = InProcess("baseline", Engine(seed, 0, "", 0.02), folder)
-    speculative = InProcess("speculative", Engine(seed, 3, fault, 0.02), folder)
+    baseline = InProcess("baseline", Engine(seed, 0, "", noise), folder)
+    speculative = InProcess("speculative", Engine(seed, 3, fault, noise), folder)
     asked = prompts(audit.prompts, seed)
     return run(baseline, speculative, asked, audit, ServerJudge(baseline, asked), 3, folder, Talk(quiet=True))
 
@@ -57,6 +57,29 @@ def test_planted_faults_are_found_in_each_of_three_worlds(fault: str, tmp_path: 
     without = Audit(prompts=24, output_tokens=128, skip=PROBES | {"sampling"})
     for seed in range(200, 203):
         assert verdict(seed, fault, tmp_path, without)["verdict"] == "fault", seed
+
+
+GREEDY = Audit(prompts=24, output_tokens=128, skip=PROBES | {"sampling"})
+
+
+def test_a_coarse_baseline_is_the_measure_of_near_ties(tmp_path: Path) -> None:
+    """It parts from itself at gaps above --near-tie, and so does correct speculation; larger faults are still found."""
+    widened, accused = 0, 0
+    for seed in range(300, 308):
+        right = verdict(seed, "", tmp_path, GREEDY, noise=0.2)
+        accused += right["verdict"] == "fault"  # a few divergences of its own tell the noise coarsely: 1 of 40 worlds; by a fixed limit 36
+        limit, own = right["greedy"]["near_tie_limit"], right["greedy"]["budget"]["largest_gap_of_baseline"]
+        assert limit == max(0.5, 2 * own) and right["settings"]["near_tie"] == 0.5
+        told = [f["evidence"] for f in right["findings"] if f["code"] == "DS702" and f["severity"] == "warning"]
+        assert [text.startswith("the baseline parts from itself at logit gaps up to") for text in told] == [True] * (limit > 0.5)
+        widened += limit > 0.5
+    assert accused <= 1 and widened >= 4 and verdict(300, "stale cache", tmp_path, GREEDY, noise=0.2)["verdict"] == "fault"
+
+
+def test_a_baseline_that_is_known_too_coarsely_proves_nothing(tmp_path: Path) -> None:
+    found = verdict(5000, "", tmp_path, GREEDY, noise=0.4)
+    assert found["greedy"]["near_tie_limit"] > 2 and found["verdict"] == "inconclusive"
+    assert "that is more than rounding, and hides faults as large" in found["sentence"]
 
 
 # --- rates -----------------------------------------------------------------------------------------------------------
