@@ -11,6 +11,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,19 @@ CASES: dict[str, tuple[Any, dict[str, Any] | None]] = {
     ),
     "dspark": (folders.dspark, None),
 }
+
+
+def varied(variant: str) -> Callable[[Path], Path]:
+    """A maker of the plain vLLM folder with a variant's changes."""
+
+    def make(folder: Path) -> Path:
+        folders.vary(folders.vllm_eagle3(folder), **folders.VARIANTS[variant][0])
+        return folder
+
+    return make
+
+
+CASES |= {f"variant_{variant}": (varied(variant), None) for variant in folders.VARIANTS if variant not in ("plain", "residual")}
 
 
 def prepare(root: Path) -> None:
