@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import convert_folders as folders
+import convert_folders as folders  # pyright: ignore[reportMissingImports]
 import pytest
 
 from draftsmith import cli
