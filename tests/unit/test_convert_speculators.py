@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from convert_folders import H, read
+from convert_folders import H, V, read
 from torch import Tensor
 
 from draftsmith.convert.drafter import flatten
@@ -92,11 +92,15 @@ def flatten_answer(config: dict[str, Any]) -> dict[str, Any]:
     return {**{k: v for k, v in config.items() if k != "layer"}, **{f"layer.{k}": v for k, v in config["layer"].items()}}
 
 
-@pytest.mark.parametrize("case", ["eagle3_sglang", "eagle3_vllm"])
+@pytest.mark.parametrize("case", ["eagle3_sglang", "eagle3_vllm", "variant_norms", "variant_before_fc", "variant_full"])
 def test_its_model_computes_what_ours_does(case: str, root: Path) -> None:
     """First-step draft logits of its network on our converted folder against our reference on the source."""
     config, tensors = read(root / "sources" / case)
-    drafter = load_strictly(Eagle3Drafter(shape_from_config({"rope_theta": 1000.0, **config})), tensors, root).float()
+    reference = Eagle3Drafter(shape_from_config({"rope_theta": 1000.0, **config}))
+    reference.add_norms(*(bool(config.get(name)) for name in ("norm_before_fc", "fc_norm", "norm_output")))
+    if "d2t" not in tensors:
+        tensors |= {"d2t": torch.zeros(V, dtype=torch.int64), "t2d": torch.ones(V, dtype=torch.bool)}
+    drafter = load_strictly(reference, tensors, root).float()
     inputs = maker().inputs()
     drafter.set_embedding(inputs["embedding"])
     tokens = torch.cat([torch.zeros(1, 1, dtype=torch.int64), inputs["next_ids"]], 1)

@@ -70,7 +70,7 @@ def prepare(root: Path) -> None:
         words = [str(source), "--to", "speculators", "-o", str(root / "converted" / name), "--target", str(target), "--json"]
         if cli.main(["convert", *words]) != 0:
             raise SystemExit(f"{name} was not converted")
-        if name.startswith("eagle3"):
+        if name.startswith(("eagle3", "variant")):
             save_file(inputs(), root / f"{name}.inputs.safetensors")
     (root / "cases.json").write_text(json.dumps({name: options for name, (_, options) in CASES.items()}))
 
