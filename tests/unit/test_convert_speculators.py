@@ -1,7 +1,7 @@
 """convert against speculators 0.9.0: what its own loader made of our folders, its own converter of the same sources, and the draft logits
 of its model, in tests/golden/speculators/0.9.0.json (made by make.py there).
 
-DRAFTSMITH_SPECULATORS_PYTHON=PYTHON asks a real installation again.
+DRAFTSMITH_SPECULATORS_PYTHON=PYTHON asks a real installation again; environment.py there makes one in half a minute.
 """
 
 from __future__ import annotations
