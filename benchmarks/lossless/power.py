@@ -39,7 +39,7 @@ def audited(seed: int, fault: str, folder: Path) -> dict[str, Any]:
     baseline = InProcess("baseline", Engine(seed, 0, "", NOISE), folder)
     speculative = InProcess("speculative", Engine(seed, DEPTH, fault, NOISE), folder)
     asked = prompts(AUDIT.prompts, seed)
-    found = run(baseline, speculative, asked, AUDIT, ServerJudge(baseline, asked, AUDIT.near_tie), DEPTH, folder, Talk(quiet=True))
+    found = run(baseline, speculative, asked, AUDIT, ServerJudge(baseline, asked), DEPTH, folder, Talk(quiet=True))
     sampled = found["sampling"][0]
     return {
         "seed": seed,

@@ -251,3 +251,38 @@ def dspark(folder: Path, **changes: Any) -> Path:
         "confidence_head.proj.bias": [1],
     }
     return write(folder, config, shapes)
+
+
+# --- variants of EAGLE-3 ----------------------------------------------------------------------------------------------
+
+
+def vary(folder: Path, tensors: dict[str, list[int]] | None = None, drop: tuple[str, ...] = (), dtype: Any = None, **config: Any) -> None:
+    """More tensors (midlayer's by the folder's own prefix), fewer, of another type; fields of the layer's config."""
+    old, held = read(folder)
+    prefix = "midlayer." if "midlayer.input_layernorm.weight" in held else "layers.0."
+    generator = torch.Generator().manual_seed(1)
+    held |= {name.replace("midlayer.", prefix): torch.randn(shape, generator=generator) for name, shape in (tensors or {}).items()}
+    held = {name: value for name, value in held.items() if name not in drop}
+    if dtype is not None:
+        held = {name: value.to(dtype) if value.is_floating_point() else value for name, value in held.items()}
+    save_file(held, folder / "model.safetensors", metadata={"format": "pt"})
+    outer = {name: value for name, value in config.items() if name in old or name.startswith(("norm_", "fc_"))}
+    inner = old.get("transformer_layer_config", old)
+    inner |= {name: value for name, value in config.items() if name not in outer}
+    (folder / "config.json").write_text(json.dumps({**old, **outer}))
+
+
+NORMS = {f"fc_norm.{number}.weight": [H] for number in range(3)}
+BIASES = {f"midlayer.self_attn.{name}_proj.bias": [rows * E] for name, rows in (("q", HEADS), ("k", KV), ("v", KV))}
+# what is changed, and whether SGLang's network can say it
+VARIANTS: dict[str, tuple[dict[str, Any], bool]] = {
+    "plain": ({}, True),
+    "float32": ({"dtype": torch.float32}, True),
+    "full": ({"tensors": {"lm_head.weight": [V, H]}, "drop": ("d2t", "t2d"), "draft_vocab_size": V}, True),
+    "norms": ({"tensors": NORMS, "fc_norm": True, "norm_output": True}, True),
+    "before_fc": ({"tensors": {"input_norm.weight": [3 * H]}, "norm_before_fc": True}, True),
+    "residual": ({"norm_before_residual": True}, False),
+    "biases": ({"tensors": BIASES, "attention_bias": True}, False),
+    "qk": ({"tensors": {f"midlayer.self_attn.{n}_norm.weight": [E] for n in "qk"}, "model_type": "qwen3"}, False),
+    "two_layers": ({"tensors": layer("layers.1.", H, first=False), "num_hidden_layers": 2}, True),
+}

@@ -137,7 +137,12 @@ def test_a_target_class_without_taps() -> None:
     target = {**TARGET, "architectures": ["Qwen3_5MoeForConditionalGeneration"], "model_type": "qwen3_5_moe"}
     assert found(tap_findings(subject_for("sglang==0.5.21", HEAD, target=target))) == [("DS204", "error")]
     assert found(tap_findings(subject_for("sglang==0.5.22", HEAD, target=target))) == []
-    dflash = {**HEAD, "architectures": ["DFlashDraftModel"], "dflash_config": {"target_layer_ids": [1, 3], "mask_token_id": 3}}
+    dflash = {
+        **HEAD,
+        "architectures": ["DFlashDraftModel"],
+        "dflash_config": {"target_layer_ids": [1, 3], "mask_token_id": 3},
+        "num_target_layers": 8,
+    }
     asked = {"speculative-algorithm": "DFLASH"}
     assert found(tap_findings(subject_for("sglang==0.5.12", dflash, target=target, flags=asked))) == []  # another hook, there since 0.5.11
     assert found(tap_findings(subject_for("sglang==0.5.10", dflash, target=target, flags=asked))) == [("DS204", "error")]
@@ -147,3 +152,16 @@ def test_a_block_drafter_for_a_deeper_target() -> None:
     dflash = {**HEAD, "architectures": ["DFlashDraftModel"], "dflash_config": {"target_layer_ids": [1, 3]}, "num_target_layers": 36}
     findings = tap_findings(subject_for("sglang==0.5.17", dflash, flags={"speculative-algorithm": "DFLASH"}))
     assert found(findings) == [("DS358", "warning")]
+
+
+def test_a_block_drafter_without_the_depth_of_its_target() -> None:
+    """SGLang before 0.5.18 measures the ids by the drafter's own depth, and stops."""
+    config = {"architectures": ["DFlashDraftModel"], "num_hidden_layers": 2, "dflash_config": {"target_layer_ids": [1, 3, 5]}}
+
+    def told(version: str, **more: Any) -> list[str]:
+        subject = subject_for(f"sglang=={version}", {**config, **more}, flags={"speculative-algorithm": "DFLASH"})
+        return [finding.evidence for finding in tap_findings(subject) if finding.code == "DS352"]
+
+    assert told("0.5.17") == ["the drafter's config.json has no num_target_layers, its tap ids go up to 5"]
+    assert told("0.5.18") == [] and told("0.5.17", num_target_layers=TARGET["num_hidden_layers"]) == []
+    assert told("0.5.17", num_hidden_layers=6) == []

@@ -12,7 +12,7 @@ import convert_folders as folders
 import pytest
 import torch
 from convert_folders import IDS, KEY, E, H, V, W, eagle3_shapes, layer, read, tables
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from draftsmith import cli
 from draftsmith.convert.drafter import flatten, unflatten
@@ -182,30 +182,6 @@ def test_the_card_is_carried_over_with_a_note(tmp_path: Path) -> None:
     assert "boundaries [3, 6, 11]" in card and (result / "LICENSE").read_text() == "MIT" and not (result / "dflash.py").exists()
     files = {entry["source"]: entry["action"] for entry in ledger_of(result) if entry["kind"] == "file"}
     assert files == {"README.md": "computed", "LICENSE": "kept", "dflash.py": "dropped"}
-
-
-def test_shards_become_one_file(tmp_path: Path) -> None:
-    source = folders.sglang_eagle3(tmp_path / "source")
-    tensors = load_file(source / "model.safetensors")
-    names = sorted(tensors)
-    (source / "model.safetensors").unlink()
-    for shard, part in (("a.safetensors", names[:7]), ("b.safetensors", names[7:])):
-        save_file({name: tensors[name] for name in part}, source / shard)
-    index = {name: "a.safetensors" if name in names[:7] else "b.safetensors" for name in names}
-    (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
-    _, written = read(converted(source, "vllm", "result"))
-    assert written.keys() == tensors.keys() and all(torch.equal(written[name], tensors[name]) for name in names)
-
-
-def test_old_pickled_weights_are_read(tmp_path: Path) -> None:
-    """EAGLE's own layout: pytorch_model.bin, a plain Llama class, no ids."""
-    source = folders.sglang_eagle3(tmp_path / "source", architectures=["LlamaForCausalLM"], eagle_config={})
-    tensors = load_file(source / "model.safetensors")
-    (source / "model.safetensors").unlink()
-    torch.save(tensors, source / "pytorch_model.bin")
-    config, written = read(converted(source, "vllm", "result"))
-    assert config["architectures"] == ["LlamaForCausalLMEagle3"] and KEY not in config
-    assert all(torch.equal(written[name], value) for name, value in tensors.items())
 
 
 # --- the head and the vocabulary -------------------------------------------------------------------------------------

@@ -250,3 +250,54 @@ def test_words_that_cannot_be_meant(words: Words, text: str, tmp_path: Path, cap
     source = folders.sglang_eagle3(tmp_path / "source")
     assert cli.main(["convert", str(source), "-o", str(tmp_path / "result"), *words]) == 2
     assert text in capsys.readouterr().err and not (tmp_path / "result").exists()
+
+
+# --- the depth of a block drafter's target ---------------------------------------------------------------------------
+
+
+def test_a_block_drafter_says_how_deep_its_target_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """speculators' config does not; SGLang before 0.5.18 then takes the drafter's own two layers for the target's twelve, and stops."""
+    source = folders.speculators_dflash(tmp_path / "source")
+    code, _, document = attempt(source, "sglang", capsys, "--engine", "sglang==0.5.17")
+    assert code == 4 and "takes the drafter's 2 layers for the target's and stops; give --target" in document["error"]["message"]
+    target = folders.write_target(tmp_path / "target")
+    for to in ("sglang", "zlab"):
+        words = ["--to", to, "--engine", "sglang==0.5.17", "--target", str(target), "-o", str(tmp_path / to)]
+        assert cli.main(["convert", str(source), *words]) == 0
+        assert read(tmp_path / to)[0]["num_target_layers"] == folders.N
+    assert cli.main(["convert", str(source), "--to", "sglang", "-o", str(tmp_path / "newest")]) == 0
+
+
+# --- the order of the draft vocabulary -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("form", "d2t"), [("offsets", folders.IDS.flip(0) - torch.arange(W)), ("absolute", folders.IDS.flip(0))])
+def test_a_vocabulary_in_another_order_is_vouched_for(
+    form: str, d2t: torch.Tensor, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = change(folders.vllm_eagle3(tmp_path / "source"), extra={"d2t": d2t})
+    code, _, document = attempt(source, "vllm", capsys)
+    assert code == 4 and "if it was trained so, give --d2t offsets or --d2t absolute" in document["error"]["message"]
+    assert cli.main(["convert", str(source), "--to", "vllm", "--d2t", form, "-o", str(tmp_path / "vouched")]) == 0
+    capsys.readouterr()
+    written = read(tmp_path / "vouched")[1]
+    assert torch.equal(written["d2t"] + torch.arange(W), folders.IDS.flip(0))
+    other = "offsets" if form == "absolute" else "absolute"
+    code, _, document = attempt(tmp_path / "source", "speculators", capsys, "--d2t", other)
+    assert code == 4 and f"cannot be read as {other}" in document["error"]["message"]
+
+
+# --- biases ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("to", ["vllm", "speculators"])
+def test_a_bias_that_the_engine_would_leave_unset_is_written_as_zeros(to: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """attention_bias: true gives Llama's layer a bias behind o_proj, which drafters with biases of q, k and v alone do not have."""
+    source = change(folders.vllm_eagle3(tmp_path / "source"), extra=BIAS, attention_bias=True)
+    assert cli.main(["convert", str(source), "--to", to, "--json", "-o", str(tmp_path / "made")]) == 0
+    [entry] = [entry for entry in json.loads(capsys.readouterr().out)["ledger"] if str(entry["target"]).endswith("o_proj.bias")]
+    written = read(tmp_path / "made")[1][entry["target"]]
+    assert entry["action"] == "computed" and torch.equal(written, torch.zeros(H, dtype=torch.bfloat16))
+    source = change(folders.vllm_eagle3(tmp_path / "without"), attention_bias=True)  # a field that came along from the target
+    code, _, document = attempt(source, to, capsys)
+    assert code == 4 and "4 tensors are missing" in document["error"]["message"]

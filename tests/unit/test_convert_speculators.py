@@ -1,7 +1,7 @@
 """convert against speculators 0.9.0: what its own loader made of our folders, its own converter of the same sources, and the draft logits
 of its model, in tests/golden/speculators/0.9.0.json (made by make.py there).
 
-DRAFTSMITH_SPECULATORS_PYTHON=PYTHON asks a real installation again.
+DRAFTSMITH_SPECULATORS_PYTHON=PYTHON asks a real installation again; environment.py there makes one in half a minute.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from convert_folders import H, read
+from convert_folders import H, V, read
 from torch import Tensor
 
 from draftsmith.convert.drafter import flatten
@@ -72,6 +72,8 @@ def test_its_loader_finds_every_tensor_and_field_where_we_put_it(case: str, root
         if name != "layer":
             assert flat[name] == value, name
     layer = {name: value for name, value in answer["config"]["layer"].items() if value is not None}
+    if "layer_types" not in config["transformer_layer_config"]:  # the class of a Qwen3 layer fills it in
+        assert set(layer.pop("layer_types", ["full_attention"])) == {"full_attention"}
     assert {name: config["transformer_layer_config"][name] for name in layer} == layer
 
 
@@ -90,11 +92,15 @@ def flatten_answer(config: dict[str, Any]) -> dict[str, Any]:
     return {**{k: v for k, v in config.items() if k != "layer"}, **{f"layer.{k}": v for k, v in config["layer"].items()}}
 
 
-@pytest.mark.parametrize("case", ["eagle3_sglang", "eagle3_vllm"])
+@pytest.mark.parametrize("case", ["eagle3_sglang", "eagle3_vllm", "variant_norms", "variant_before_fc", "variant_full"])
 def test_its_model_computes_what_ours_does(case: str, root: Path) -> None:
     """First-step draft logits of its network on our converted folder against our reference on the source."""
     config, tensors = read(root / "sources" / case)
-    drafter = load_strictly(Eagle3Drafter(shape_from_config({"rope_theta": 1000.0, **config})), tensors, root).float()
+    reference = Eagle3Drafter(shape_from_config({"rope_theta": 1000.0, **config}))
+    reference.add_norms(*(bool(config.get(name)) for name in ("norm_before_fc", "fc_norm", "norm_output")))
+    if "d2t" not in tensors:
+        tensors |= {"d2t": torch.zeros(V, dtype=torch.int64), "t2d": torch.ones(V, dtype=torch.bool)}
+    drafter = load_strictly(reference, tensors, root).float()
     inputs = maker().inputs()
     drafter.set_embedding(inputs["embedding"])
     tokens = torch.cat([torch.zeros(1, 1, dtype=torch.int64), inputs["next_ids"]], 1)

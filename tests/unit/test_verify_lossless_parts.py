@@ -22,7 +22,7 @@ from draftsmith.verify.lossless.depth import chunk_sizes, concentrations, rounds
 from draftsmith.verify.lossless.judges import LocalJudge, ServerJudge, continuation, gap, gap_in_answer
 from draftsmith.verify.lossless.local import LocalSide
 from draftsmith.verify.lossless.logprobs import Values, agreement
-from draftsmith.verify.lossless.rates import Count, detectable_ratio, excess_p, fault_bound
+from draftsmith.verify.lossless.rates import Count, Races, critical_count, detectable_ratio, excess_p, fault_bound, races
 from draftsmith.verify.lossless.sampling import classes, equality_test, holm, padded, total_variation
 from draftsmith.verify.lossless.settings import Audit
 from draftsmith.verify.lossless.sides import Document, Spoken, spoken_of
@@ -35,12 +35,12 @@ SIZES = Audit(prompts=12, output_tokens=48, sampled_prompts=2, samples=60, sampl
 # --- many seeds ------------------------------------------------------------------------------------------------------
 
 
-def verdict(seed: int, fault: str, folder: Path, audit: Audit = SIZES) -> dict[str, Any]:
+def verdict(seed: int, fault: str, folder: Path, audit: Audit = SIZES, noise: float = 0.02) -> dict[str, Any]:
     """An audit of a world of its own, in which rounding parts a few answers."""
-    baseline = InProcess("baseline", Engine(seed, 0, "", 0.02), folder)
-    speculative = InProcess("speculative", Engine(seed, 3, fault, 0.02), folder)
+    baseline = InProcess("baseline", Engine(seed, 0, "", noise), folder)
+    speculative = InProcess("speculative", Engine(seed, 3, fault, noise), folder)
     asked = prompts(audit.prompts, seed)
-    return run(baseline, speculative, asked, audit, ServerJudge(baseline, asked, audit.near_tie), 3, folder, Talk(quiet=True))
+    return run(baseline, speculative, asked, audit, ServerJudge(baseline, asked), 3, folder, Talk(quiet=True))
 
 
 def test_no_false_alarm_in_twenty_worlds_with_rounding(tmp_path: Path) -> None:
@@ -60,25 +60,67 @@ def test_planted_faults_are_found_in_each_of_three_worlds(fault: str, tmp_path: 
         assert verdict(seed, fault, tmp_path, without)["verdict"] == "fault", seed
 
 
+GREEDY = Audit(prompts=24, output_tokens=128, skip=PROBES | {"sampling"})
+
+
+def test_a_coarse_baseline_is_the_measure_of_near_ties(tmp_path: Path) -> None:
+    """It parts from itself at gaps above --near-tie, and so does correct speculation; larger faults are still found."""
+    widened, accused = 0, 0
+    for seed in range(300, 308):
+        right = verdict(seed, "", tmp_path, GREEDY, noise=0.2)
+        accused += right["verdict"] == "fault"  # a few divergences of its own tell the noise coarsely: 1 of 40 worlds; by a fixed limit 36
+        limit, own = right["greedy"]["near_tie_limit"], right["greedy"]["budget"]["largest_gap_of_baseline"]
+        assert limit == max(0.5, 2 * own) and right["settings"]["near_tie"] == 0.5
+        told = [f["evidence"] for f in right["findings"] if f["code"] == "DS702" and f["severity"] == "warning"]
+        assert [text.startswith("the baseline parts from itself at logit gaps up to") for text in told] == [True] * (limit > 0.5)
+        widened += limit > 0.5
+    assert accused <= 1 and widened >= 4 and verdict(300, "stale cache", tmp_path, GREEDY, noise=0.2)["verdict"] == "fault"
+
+
+def test_a_baseline_that_is_known_too_coarsely_proves_nothing(tmp_path: Path) -> None:
+    found = verdict(5000, "", tmp_path, GREEDY, noise=0.4)
+    assert found["greedy"]["near_tie_limit"] > 2 and found["verdict"] == "inconclusive"
+    assert "that is more than rounding, and hides faults as large" in found["sentence"]
+
+
 # --- rates -----------------------------------------------------------------------------------------------------------
 
 
 def test_the_rate_test_is_the_exact_binomial_one() -> None:
-    assert excess_p(Count(6, 1000), Count(1, 1000), ratio=1.0) == pytest.approx(stats.binom.sf(5, 7, 0.5))
-    assert excess_p(Count(6, 1000), Count(1, 2000), ratio=1.0) == pytest.approx(stats.binom.sf(5, 7, 1 / 3))
-    assert excess_p(Count(0, 1000), Count(3, 1000)) == pytest.approx(1.0)
-    assert excess_p(Count(0, 0), Count(0, 1000)) == 1.0
+    assert excess_p(Races(6, 1, 3, 24), ratio=1.0) == pytest.approx(stats.binom.sf(5, 7, 0.5))
+    assert excess_p(Races(6, 1, 0, 24)) == pytest.approx(stats.binom.sf(5, 7, 2 / 3))
+    assert excess_p(Races(0, 3, 0, 24)) == pytest.approx(1.0) and excess_p(Races(0, 0, 5, 24)) == 1.0
+    for decided in (0, 1, 5, 17, 18, 24, 60):
+        least = critical_count(decided, 0.001)
+        assert least == decided + 1 or excess_p(Races(least, decided - least, 0, 99)) < 0.001
+        assert least == 1 or excess_p(Races(least - 1, decided - least + 1, 0, 99)) >= 0.001
+
+
+def test_who_parts_first() -> None:
+    answers = [Answer(name, (1,), (1, 2, 3), "length") for name in "abcde"]
+    ours = [Divergence("a", 1, 1, 2), Divergence("b", 2, 1, 2), Divergence("c", 0, 1, 2)]
+    theirs = [Divergence("a", 2, 1, 2), Divergence("b", 2, 1, 2), Divergence("d", 0, 1, 2), Divergence("gone", 0, 1, 2)]
+    assert races(answers, ours, theirs) == Races(speculative=2, baseline=1, both=1, prompts=5)
+
+
+def raced(rng: np.random.Generator, own_T: np.ndarray, multiple: float, prompts: int) -> Races:
+    """Hazards of the baseline by token; the other's are so many times as large."""
+    apart = [rng.random((prompts, len(own_T))) < hazard_T for hazard_T in (np.minimum(1, multiple * own_T), own_T)]
+    first, second = (np.where(each.any(1), each.argmax(1), 10**6) for each in apart)
+    return Races(int((first < second).sum()), int((second < first).sum()), int(((first == second) & (first < 10**6)).sum()), prompts)
 
 
 def test_the_rate_test_holds_its_level_and_its_stated_power() -> None:
-    rng = np.random.default_rng(0)
-    alpha, own, served = 0.01, Count(8, 4000), Count(0, 3000)
-    ratio = detectable_ratio(served, own, alpha)
-    for multiple, low, high in ((2.0, 0.0, alpha), (ratio, 0.75, 1.0)):
-        a, b = rng.poisson(8.5, 4000), rng.poisson(8.5 / 4000 * 3000 * multiple, 4000)
-        found = np.mean([excess_p(Count(int(y), 3000), Count(int(x), 4000)) < alpha for x, y in zip(a, b, strict=True)])
-        assert low <= found <= high, (multiple, found)
-    assert detectable_ratio(served, Count(0, 0), alpha) == math.inf
+    """Also where near-ties come early and then never again, as in text that begins to repeat itself."""
+    rng, prompts, alpha = np.random.default_rng(0), 40, 0.01
+    early = np.concatenate([np.full(8, 0.02), np.zeros(120)])
+    for own_T in (np.full(128, 0.00125), early):
+        divergences = round(prompts * (1 - np.prod(1 - own_T)) - 0.5)
+        ratio = detectable_ratio(Count(divergences, 0), prompts, alpha)
+        for multiple, low, high in ((2.0, 0.0, 1.5 * alpha), (ratio, 0.7, 1.0)):
+            found = np.mean([excess_p(raced(rng, own_T, multiple, prompts)) < alpha for _ in range(1000)])
+            assert low <= found <= high, (multiple, found)
+    assert detectable_ratio(Count(0, 0), 0, alpha) == math.inf and detectable_ratio(Count(0, 99), 8, alpha) == math.inf
 
 
 def test_the_bound_of_unseen_faults() -> None:
@@ -245,7 +287,9 @@ def test_the_local_target_answers_and_judges(tmp_path: Path) -> None:
     only = side.replies([Request("k", tuple(rows[0]), 1, temperature=1.0, extra={"top_k": 1})] * 5, 1, "sampling")
     assert {reply.token_ids[0] for reply in only} == {int(logits.argmax())}
     worst = int(logits.argmin())
-    judged = LocalJudge(target).gaps([Divergence("r0", 0, int(logits.argmax()), worst)], [Answer("r0", tuple(rows[0]), (1,), "length")], [])
+    judged = LocalJudge(target).gaps(
+        [Divergence("r0", 0, int(logits.argmax()), worst)], [Answer("r0", tuple(rows[0]), (1,), "length")], [], 0.5
+    )
     assert judged[0] == pytest.approx(float(logits.max() - logits.min()), abs=1e-4)
 
 

@@ -18,6 +18,7 @@ from verify_world import TAPS, VOCAB
 
 from draftsmith import cli
 from draftsmith.errors import CheckFailed
+from draftsmith.models.eagle3 import Rollout
 from draftsmith.verify.replay.drafter import Folder, load_plain
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "speculators"
@@ -134,10 +135,32 @@ def test_a_block_drafter_is_refused(world: World, tmp_path: Path, capsys: pytest
     assert "block drafter (DFlash or DSpark), of which there is no reference" in refused(world, folder, tmp_path, capsys)
 
 
+def test_norms_of_eagle_3_1_are_computed(world: World) -> None:
+    """As speculators 0.9 trains by default. First steps: test_convert_speculators; here what is fed back, by hand."""
+    folder = Folder.open(world.run / "export")
+    width = folder.tensors["fc.weight"].shape[1]
+    generator = torch.Generator().manual_seed(3)
+    norms = {"input_norm.weight": 1 + torch.rand(width, generator=generator)}
+    changed = Folder(folder.path, {**folder.config, "norm_before_fc": True, "norm_output": True}, {**folder.tensors, **norms})
+    drafter = load_plain(changed, world.target, TAPS)
+    features = torch.randn(1, 6, width, generator=generator)
+    tokens, row = torch.randint(VOCAB, (1, 8), generator=generator), torch.tensor([[5]])
+    rollout = Rollout(drafter, features, tokens[:, 1:7], row)
+    rolled = [drafter.head(rollout.step(tokens[:, 6 + k : 7 + k])) for k in range(2)]
+    scaled = features * torch.rsqrt(features.square().mean(-1, keepdim=True) + drafter.shape.rms_norm_eps) * norms["input_norm.weight"]
+    plain = load_plain(folder, world.target, TAPS)
+    again = Rollout(plain, scaled, tokens[:, 1:7], row)
+    first = again.step(tokens[:, 6:7])
+    again.state_BAD = plain.norm(first)
+    assert torch.allclose(rolled[0], plain.head(first), atol=1e-5)
+    assert torch.allclose(rolled[1], plain.head(again.step(tokens[:, 7:8])), atol=1e-5)
+    unchanged = plain.rollout(features, tokens, row, 2)
+    assert all(float((a - b).abs().max()) > 1e-3 for a, b in zip(rolled, unchanged, strict=True)), "the norms change the network"
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"norm_before_fc": True}, "its features are normed before fc"),
         ({"num_hidden_layers": 2}, "it has 2 layers"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "its rotary embedding is scaled (llama3)"),
         ({"hidden_act": "gelu"}, "its activation is gelu"),

@@ -101,6 +101,13 @@ def test_the_first_position_collapses_against_the_own_start() -> None:
     assert any("draft 1 accepted in" in text and "at the start of the watch" in text for text in told)
 
 
+def test_a_start_of_a_single_window_still_becomes_three_looks() -> None:
+    """--baseline-s may be as short as --window-s; with fewer looks nothing would ever be held against the start."""
+    server = Server(USUAL, 21, lambda at_s: LOGITS if at_s < 1800 else np.array([-2.0, 0.3, 0.2]))
+    monitor, told = watched(server, 1 / 12, settings=Settings(baseline_s=300.0))
+    assert monitor.base_looks == 3 and any(text.startswith("ALARM first_position_collapse") for text in told)
+
+
 def test_a_drafter_that_never_was_right_has_nothing_to_collapse() -> None:
     """The start of the watch and the report know no acceptance: no division by it, and the one alarm that is due."""
     never = Reference("in the report", 1.0, (0.0, 0.0, 0.0), 1000)

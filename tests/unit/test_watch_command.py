@@ -71,6 +71,21 @@ def test_a_server_without_a_drafter(capfd: pytest.CaptureFixture[str]) -> None:
     assert "no drafts (as far as it tells)" in err and "ALARM not_speculating" in err and "accept_len_one" not in err
 
 
+def test_what_hides_behind_one_page_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    """A router or a federation adds models up, a data-parallel engine its ranks; an empty page of one server says nothing of the kind."""
+
+    class Several(Scripted):
+        def metrics_text(self) -> str:
+            more = "".join(f'vllm:num_requests_waiting{{engine="{i}",model_name="{name}"}} 0.0\n' for i, name in enumerate(("a", "b")))
+            return super().metrics_text() + more
+
+    for server, told in ((Several(GOOD), True), (Scripted(GOOD), False)):
+        with server:
+            _, err = run(capfd, server, *BRIEFLY, code=0)
+        assert ("counts 2 models (a, b), which are added up: watch each server by its own address" in err) == told, err
+        assert ("counts 2 engine ranks (0, 1), which are added up" in err) == told
+
+
 def test_once_judges_what_was_counted_since_the_start(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "draftsmith.prom"
     with Scripted(moves(5000, 0.1, 0.05, 0.02)) as server:

@@ -10,10 +10,12 @@ import pytest
 from watch_server import GOOD, Scripted, moves
 
 from draftsmith import cli
+from draftsmith.engines.rounds import LiveCounts
 from draftsmith.job import Talk
 from draftsmith.watch.alarms import KINDS
 from draftsmith.watch.command import Asked, Watch
-from draftsmith.watch.monitor import Settings
+from draftsmith.watch.exposition import text_of
+from draftsmith.watch.monitor import Monitor, Settings
 
 NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 SAMPLE = re.compile(rf'^({NAME})(?:\{{((?:[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\["\\n])*",?)*)\}})? (\S+)$')
@@ -92,3 +94,12 @@ def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
         port = server.url.rpartition(":")[2]
         assert cli.main(["watch", server.url, "--prometheus", f":{port}"]) == 4
     assert f"cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    """Before the first round there is no accept_len, and no end of its interval either."""
+    monitor = Monitor(Settings(), 3)
+    monitor.read(LiveCounts(tokens=0, requests=0, rounds=0, accepted=0, reached=(0, 0, 0)), 0.0)
+    families = parsed(text_of(monitor, 'http://a"b\\c\nd', 1.0))
+    assert not [name for name in families if name.startswith(("draftsmith_accept_len", "draftsmith_survival"))]
+    assert families["draftsmith_rounds_total"] == {'server="http://a\\"b\\\\c\\nd"': 0.0}

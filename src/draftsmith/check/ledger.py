@@ -107,13 +107,15 @@ def features(subject: Subject, head: Head) -> set[str]:
     sglang = subject.family == "sglang"
     vocabulary = text_part(subject.target).get("vocab_size") or config.get("vocab_size")
     reduced = bool(config.get("draft_vocab_size") and vocabulary and config["draft_vocab_size"] < vocabulary)
+    biased = not sglang and bool(config.get("attention_bias"))
     holds = {
         "fc_bias": sglang and bool(config.get("bias")),
         "norm_before_fc": bool(head.eagle_config.get("norm_before_fc", config.get("norm_before_fc"))),
         "fc_norm": bool(config.get("fc_norm") or (sglang and config.get("use_aux_norm"))),
         "own_head": reduced or (sglang and config.get("draft_vocab_size") is not None and not config.get("tie_word_embeddings")),
         "reduced": reduced,
-        "attention_bias": not sglang and bool(config.get("attention_bias")),
+        "attention_bias": biased,
+        "o_bias": biased and "qwen3" not in (head.architecture + str(config.get("model_type"))).lower(),  # Llama's layer has it there too
         "qk_norm": "Qwen3" in head.architecture,
     }
     return {name for name, value in holds.items() if value}

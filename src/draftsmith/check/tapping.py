@@ -12,7 +12,16 @@ from draftsmith.check.head import Head, asked_method, head_of, speculative_confi
 from draftsmith.check.subject import Subject
 from draftsmith.check.target import architecture_findings, taps_table
 from draftsmith.findings import Finding
-from draftsmith.models.taps import KEY, SGLANG_ANY_NUMBER_SINCE, SGLANG_READ, Reading, read_sglang, read_vllm, sglang_boundaries
+from draftsmith.models.taps import (
+    KEY,
+    SGLANG_ANY_NUMBER_SINCE,
+    SGLANG_DEPTH_FROM_IDS_SINCE,
+    SGLANG_READ,
+    Reading,
+    read_sglang,
+    read_vllm,
+    sglang_boundaries,
+)
 from draftsmith.models.text_config import text_part
 
 RUNNER_2_DEFAULT = Version("0.30")  # vLLM: before, model runner 1 was the default
@@ -147,11 +156,27 @@ def support_findings(subject: Subject, head: Head, reading: Reading, num_layers:
 def dflash_range_findings(subject: Subject, head: Head, num_layers: int) -> list[Finding]:
     """A drafter that says how deep its target was."""
     made_for = head.dflash_config.get("num_target_layers") or head.config.get("num_target_layers")
-    if not isinstance(made_for, int) or head.layout not in ("dflash", "dspark") or made_for == num_layers:
+    if head.layout not in ("dflash", "dspark"):
+        return []
+    if not made_for:
+        return depth_findings(subject, head)
+    if not isinstance(made_for, int) or made_for == num_layers:
         return []
     evidence = f"the drafter's num_target_layers is {made_for}, this target has {num_layers}"
     consequence = "the engine only warns, or does not look: the taps are states of another model"
     return [Finding("DS358", "warning", evidence, consequence, "use the drafter with the target that it was trained for")]
+
+
+def depth_findings(subject: Subject, head: Head) -> list[Finding]:
+    """A drafter that does not say how deep its target is: SGLang once took the drafter's own depth for it."""
+    ids = head.dflash_config.get("target_layer_ids") or head.config.get("target_layer_ids") or ()
+    layers = int(head.config.get("num_hidden_layers") or 1)
+    if subject.family != "sglang" or subject.version >= SGLANG_DEPTH_FROM_IDS_SINCE or not ids or max(ids) < layers:
+        return []
+    evidence = f"the drafter's config.json has no num_target_layers, its tap ids go up to {max(ids)}"
+    consequence = f"SGLang {subject.version} takes the drafter's own {layers} layers for the target's, and stops at an id out of range"
+    fix = f"write num_target_layers into the drafter's config.json, or use SGLang {SGLANG_DEPTH_FROM_IDS_SINCE} or newer"
+    return [Finding("DS352", "error", evidence, consequence, fix)]
 
 
 def width_findings(subject: Subject, head: Head, reading: Reading) -> list[Finding]:

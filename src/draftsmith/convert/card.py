@@ -9,7 +9,7 @@ from pathlib import Path
 from draftsmith import __version__
 from draftsmith.convert.drafter import Asked, Drafter
 from draftsmith.convert.ledger import Ledger
-from draftsmith.convert.source import INDEX, OLD_WEIGHTS
+from draftsmith.convert.source import INDEX, OLD_INDEX, OLD_WEIGHTS, weight_files
 from draftsmith.manifest import MANIFEST, atomic_write_text
 
 CARD, MASK = "README.md", "mask_embedding.pt"
@@ -18,14 +18,15 @@ CARRIED = re.compile(
     r"vocab\.json|merges\.txt|chat_template\..*",
     re.IGNORECASE,
 )
-REPLACED = ("config.json", MANIFEST, INDEX, OLD_WEIGHTS)
+REPLACED = ("config.json", MANIFEST, INDEX, OLD_INDEX, OLD_WEIGHTS)
 
 
 def carry_files(source: Path, folder: Path, drafter: Drafter, asked: Asked, ledger: Ledger) -> None:
     """Copy what belongs to a drafter; enter the rest as dropped. mask_embedding.pt is part of a DFlash drafter."""
+    weights = set(weight_files(source, OLD_INDEX, OLD_WEIGHTS))
     for path in sorted(path for path in source.iterdir() if path.is_file()):
         name = path.name
-        if name in REPLACED or name == CARD or name.endswith(".safetensors") or name.startswith("."):
+        if name in REPLACED or name == CARD or name.startswith(".") or path in weights or name.endswith(".safetensors"):
             continue
         if CARRIED.fullmatch(name) or (name == MASK and asked.format != "speculators"):
             shutil.copyfile(path, folder / name)

@@ -17,6 +17,7 @@ from draftsmith.errors import CheckFailed, EnvironmentFailed, UsageError
 
 INDEX = "model.safetensors.index.json"
 OLD_WEIGHTS = "pytorch_model.bin"
+OLD_INDEX = f"{OLD_WEIGHTS}.index.json"
 AGAIN = "copy or download the folder again"
 QUANTISED = (
     "weight_packed",
@@ -89,9 +90,9 @@ def open_source(folder: Path) -> Source:
     return unquantised(Source(folder, config, places, shapes, dtypes))
 
 
-def read_index(folder: Path) -> dict[str, str]:
+def read_index(folder: Path, name: str = INDEX) -> dict[str, str]:
     """Tensor -> shard of the index; {} when there is none."""
-    path = folder / INDEX
+    path = folder / name
     if not path.is_file():
         return {}
     try:
@@ -100,30 +101,43 @@ def read_index(folder: Path) -> dict[str, str]:
         raise EnvironmentFailed(f"{path} is not an index of tensors: {error!r}", hint=AGAIN) from None
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files, all of them there."""
-    index = read_index(folder)
-    files = sorted({folder / shard for shard in index.values()}) if index else sorted(folder.glob("*.safetensors"))
+def weight_files(folder: Path, index_name: str = INDEX, pattern: str = "*.safetensors") -> list[Path]:
+    """The files of one kind of weights, all of them there."""
+    index = read_index(folder, index_name)
+    files = sorted({folder / shard for shard in index.values()}) if index else sorted(folder.glob(pattern))
     missing = [path.name for path in files if not path.is_file()]
     if missing:
-        raise EnvironmentFailed(f"{folder}: {INDEX} names {', '.join(missing)}, which is not there", hint=AGAIN)
+        raise EnvironmentFailed(f"{folder}: {index_name} names {', '.join(missing)}, which is not there", hint=AGAIN)
     return files
 
 
 def open_old(folder: Path, config: dict[str, Any]) -> Source:
-    """pytorch_model.bin, as EAGLE's own repository writes it; unpickled without running code."""
-    path = folder / OLD_WEIGHTS
-    if not path.is_file():
+    """pytorch_model.bin, as EAGLE's own repository writes it, or its shards; unpickled without running code."""
+    files = weight_files(folder, OLD_INDEX, OLD_WEIGHTS)
+    if not files:
         raise UsageError(f"{folder} has no *.safetensors and no {OLD_WEIGHTS}", hint="point at the folder that holds the drafter's weights")
+    tensors: dict[str, Tensor] = {}
+    places: dict[str, Path] = {}
+    for path in files:
+        found = unpickled(path)
+        tensors, places = tensors | found, places | dict.fromkeys(found, path)
+    lost = sorted(name for name in read_index(folder, OLD_INDEX) if name not in places)
+    if lost:
+        raise EnvironmentFailed(f"{len(lost)} tensors of {OLD_INDEX} are in no shard, first {lost[0]}", hint=AGAIN)
+    shapes = {name: tuple(value.shape) for name, value in tensors.items()}
+    dtypes = {name: str(value.dtype).removeprefix("torch.") for name, value in tensors.items()}
+    return Source(folder, config, places, shapes, dtypes, tensors)
+
+
+def unpickled(path: Path) -> dict[str, Tensor]:
+    """The state dict of one file. Raises EnvironmentFailed."""
     try:
         tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (RuntimeError, OSError, EOFError, pickle.UnpicklingError) as error:
         raise EnvironmentFailed(f"{path} cannot be read: {str(error).splitlines()[0]}", hint=AGAIN) from None
     if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
         raise EnvironmentFailed(f"{path} does not hold tensors by name", hint="convert a folder with a state dict")
-    shapes = {name: tuple(value.shape) for name, value in tensors.items()}
-    dtypes = {name: str(value.dtype).removeprefix("torch.") for name, value in tensors.items()}
-    return Source(folder, config, dict.fromkeys(tensors, path), shapes, dtypes, tensors)
+    return tensors
 
 
 def unquantised(source: Source) -> Source:

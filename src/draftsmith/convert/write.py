@@ -104,10 +104,26 @@ def write_tensors(drafter: Drafter, source: Source, asked: Asked, ledger: Ledger
         tensors[written] = name
     if drafter.layout == "eagle3":
         tensors |= later_norms(drafter, source, asked, ledger)
+        tensors |= output_biases(drafter, source, asked, ledger)
     if vocab.copied_head:
         tensors[HEAD] = source.load(drafter.tensors[EMBEDDING]).clone()
         ledger.add("tensor", "computed", drafter.tensors[EMBEDDING], HEAD, "a copy of the embedding, to which the source ties its head")
     return tensors | vocab.tables
+
+
+def output_biases(drafter: Drafter, source: Source, asked: Asked, ledger: Ledger) -> dict[str, str | Tensor]:
+    """Llama's layer in vLLM and speculators has a bias behind o_proj when q, k and v have one, and leaves it unset when there is none."""
+    tensors: dict[str, str | Tensor] = {}
+    if asked.format == "sglang" or drafter.layer != "llama" or not drafter.value("attention_bias"):
+        return tensors
+    for number in range(drafter.num_layers):
+        bias, weight = (f"layers.{number}.self_attn.o_proj.{kind}" for kind in ("bias", "weight"))
+        if f"layers.{number}.self_attn.q_proj.bias" in drafter.tensors and bias not in drafter.tensors and weight in drafter.tensors:
+            written = spelled(bias, drafter, asked)
+            like = source.load(drafter.tensors[weight])
+            tensors[written] = torch.zeros(like.shape[0], dtype=like.dtype)
+            ledger.add("tensor", "computed", None, written, "zeros: the engine has a bias there as well, and would leave it unset")
+    return tensors
 
 
 def spelled(canonical: str, drafter: Drafter, asked: Asked) -> str:

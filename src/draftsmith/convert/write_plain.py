@@ -11,6 +11,7 @@ from draftsmith.convert.heads import Vocab
 from draftsmith.convert.limits import SLIDING, causality, layer_kinds
 from draftsmith.convert.source import Source
 from draftsmith.convert.writing import Config
+from draftsmith.models.taps import SGLANG_DEPTH_FROM_IDS_SINCE
 
 DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "bfloat16": "bfloat16", "float16": "float16", "float32": "float32"}
 
@@ -98,6 +99,8 @@ def finish_block(drafter: Drafter, asked: Asked, config: Config, vocab: Vocab) -
         config.put("draft_vocab_size", field.value, field.sources)
     elif field:
         config.drop(field.sources, "the vocabulary is full, which is this layout's rule")
+    if asked.format != "vllm":
+        write_depth(drafter, asked, config)
     if vocab.reduced and asked.format != "vllm":
         reason = f"{asked.format} takes the target's head: a reduced vocabulary of {vocab.draft_size} has no place"
         config.ledger.impossible("config", "draft_vocab_size", reason)
@@ -117,6 +120,17 @@ def finish_block(drafter: Drafter, asked: Asked, config: Config, vocab: Vocab) -
         config.put("is_causal", value, sources, "whether slots see later slots of their block", same=value == drafter.value("causal"))
     else:
         config.drop(sources, "this layout's rule for these layers: full ones look both ways, sliding ones back")
+
+
+def write_depth(drafter: Drafter, asked: Asked, config: Config) -> None:
+    """num_target_layers: without it SGLang once took the drafter's own depth for the target's, and stopped at the tap ids."""
+    if "num_target_layers" in config.flat:
+        return
+    if asked.num_target_layers is not None:
+        config.put("num_target_layers", asked.num_target_layers, reason="of the target: SGLang before 0.5.18 stops without it")
+    elif asked.version < SGLANG_DEPTH_FROM_IDS_SINCE and max(drafter.taps.boundaries or (0,)) > drafter.num_layers:
+        reason = f"it is absent, and SGLang {asked.version} then takes the drafter's {drafter.num_layers} layers for the target's and stops"
+        config.ledger.impossible("config", "num_target_layers", f"{reason}; give --target")
 
 
 def stored_dtype(source: Source) -> str | None:

@@ -39,3 +39,12 @@ def gauge(metrics_text: str, name: str) -> float | None:
     """Sum of a gauge over all its labels, or None when the page does not have it."""
     found = samples(metrics_text, name)
     return sum(value for _, value in found) if found else None
+
+
+def values_of(metrics_text: str, prefix: str, label: str) -> list[str]:
+    """The different values of a label over all metrics whose names begin with `prefix`, sorted."""
+    lines = [line for line in metrics_text.splitlines() if line.startswith(prefix)]
+    found = {
+        value for line in lines if (match := SAMPLE.match(line)) for name, value in LABEL.findall(match["labels"] or "") if name == label
+    }
+    return sorted(found)

@@ -76,6 +76,18 @@ class Eagle3Drafter(nn.Module):
         self.register_buffer("d2t", torch.zeros(shape.draft_vocab_size, dtype=torch.int64))  # target id - draft id
         self.register_buffer("t2d", torch.zeros(shape.vocab_size, dtype=torch.bool))
         self.register_buffer("embedding_VD", torch.empty(0), persistent=False)
+        self.input_norm: RMSNorm | None = None
+        self.fc_norm: nn.ModuleList | None = None
+        self.norm_output = False
+
+    def add_norms(self, before_fc: bool, by_tap: bool, output: bool) -> None:
+        """EAGLE-3.1, as speculators trains it: the features normed together or each, and the own state normed before it is fed back."""
+        shape = self.shape
+        if before_fc:
+            self.input_norm = RMSNorm(shape.num_taps * shape.target_hidden_size, shape.rms_norm_eps)
+        if by_tap:
+            self.fc_norm = nn.ModuleList(RMSNorm(shape.target_hidden_size, shape.rms_norm_eps) for _ in range(shape.num_taps))
+        self.norm_output = output
 
     def set_embedding(self, embedding_VH: Tensor) -> None:
         """Borrow the target's embedding table; its width must be the drafter's."""
@@ -101,6 +113,11 @@ class Eagle3Drafter(nn.Module):
 
     def combine(self, features_BTF: Tensor) -> Tensor:
         """Tapped target features -> drafter width [B, T, D]."""
+        if self.input_norm is not None:
+            features_BTF = self.input_norm(features_BTF)
+        if self.fc_norm is not None:
+            parts = features_BTF.chunk(len(self.fc_norm), -1)
+            features_BTF = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], -1)
         return self.fc(features_BTF)
 
     def head(self, state_BAD: Tensor, candidates_S: Tensor | None = None) -> Tensor:
@@ -179,9 +196,10 @@ class Rollout:
             self.own.append((rotary(attention.key(self.merged_BAX), position_BA), attention.value(self.merged_BAX)))
         query_BANE = rotary(attention.query(self.merged_BAX), position_BA)
         attended = context_and_own_attention(query_BANE, self.committed, self.own, self.mask_BAT)
-        self.state_BAD = layer.finish(self.state_BAD, attended)
+        state_BAD = layer.finish(self.state_BAD, attended)
+        self.state_BAD = self.drafter.norm(state_BAD) if self.drafter.norm_output else state_BAD
         self.k += 1
-        return self.state_BAD
+        return state_BAD
 
     def narrow(self, index_BA: Tensor) -> None:
         """Go on with some of the rows only: index_BA [B, A'] into the present rows."""

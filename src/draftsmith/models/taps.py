@@ -29,6 +29,7 @@ SGLANG_LAST_IS_N_SINCE = Version("0.5.17")
 SGLANG_SHIFTS_DEFAULT = frozenset({"minimax_m3_vl"})
 VLLM_NESTED_SINCE = Version("0.22")  # runner V1 takes eagle_config's ids, raw; before, nobody read them
 VLLM_DFLASH_SHIFT_SINCE = Version("0.22")  # before, DFlash ids were taken raw
+SGLANG_DEPTH_FROM_IDS_SINCE = Version("0.5.18")  # before, a block drafter without num_target_layers is measured by its own depth, and stops
 KEY = "eagle_aux_hidden_state_layer_ids"
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from draftsmith.engines.counters import values_of
 from draftsmith.engines.rounds import LiveCounts
 from draftsmith.engines.sglang import rounds as sglang
 from draftsmith.engines.vllm import rounds as vllm
@@ -92,6 +93,7 @@ class Watch:
         self.depth = self.server.depth
         self.notes: list[str] = []
         self.monitor = Monitor(asked.settings, self.depth, self.comparable(expected))
+        self.notes += self.added_up()
         self.readings = self.missed = 0
         self.text = ""
         self.begun_s = time.monotonic()
@@ -113,6 +115,18 @@ class Watch:
                 return None
             self.notes.append(f"{said}: the first {len(expected.survival)} drafts are compared")
         return expected
+
+    def added_up(self) -> list[str]:
+        """What hides behind one page: several models (a router, a federation), or the ranks of a data-parallel engine."""
+        page, notes = self.server.page("/metrics") or "", []
+        for label, what, does in (
+            ("model_name", "models", "watch each server by its own address"),
+            ("engine", "engine ranks", "all have the same drafter, so a weak one only weighs less"),
+        ):
+            found = values_of(page, f"{self.engine}:", label)
+            if len(found) > 1:
+                notes.append(f"this page counts {len(found)} {what} ({', '.join(found)}), which are added up: {does}")
+        return notes
 
     def introduce(self) -> None:
         """Who is watched, held against what, and what this server does not tell."""

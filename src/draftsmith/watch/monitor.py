@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -176,7 +177,7 @@ class Monitor:
             self.dispersion.forget_last()
             return
         self.dispersion.add(look, self.running or 0.0)
-        if self.base.seconds < self.settings.baseline_s:
+        if self.base.seconds < self.settings.baseline_s or self.base_looks < MIN_LOOKS:
             self.base += look
             self.base_looks += 1
 
@@ -210,4 +211,4 @@ class Monitor:
         window = self.window
         half = half_width(window, self.dispersion.effect(window, self.running or 0.0))
         value = window.accept_len
-        return value, max(1.0, value - half), value + half
+        return value, value if math.isnan(value) else max(1.0, value - half), value + half

@@ -11,6 +11,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,19 @@ CASES: dict[str, tuple[Any, dict[str, Any] | None]] = {
 }
 
 
+def varied(variant: str) -> Callable[[Path], Path]:
+    """A maker of the plain vLLM folder with a variant's changes."""
+
+    def make(folder: Path) -> Path:
+        folders.vary(folders.vllm_eagle3(folder), **folders.VARIANTS[variant][0])
+        return folder
+
+    return make
+
+
+CASES |= {f"variant_{variant}": (varied(variant), None) for variant in folders.VARIANTS if variant not in ("plain", "residual")}
+
+
 def prepare(root: Path) -> None:
     """Sources, what Draftsmith makes of them, and the inputs of the logits."""
     target = folders.write_target(root / "target")
@@ -56,7 +70,7 @@ def prepare(root: Path) -> None:
         words = [str(source), "--to", "speculators", "-o", str(root / "converted" / name), "--target", str(target), "--json"]
         if cli.main(["convert", *words]) != 0:
             raise SystemExit(f"{name} was not converted")
-        if name.startswith("eagle3"):
+        if name.startswith(("eagle3", "variant")):
             save_file(inputs(), root / f"{name}.inputs.safetensors")
     (root / "cases.json").write_text(json.dumps({name: options for name, (_, options) in CASES.items()}))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ from draftsmith.verify.lossless import greedy as greedy_part
 from draftsmith.verify.lossless.greedy import Greedy, Judge
 from draftsmith.verify.lossless.logprobs import probe_logprobs
 from draftsmith.verify.lossless.probes import Bench, Result, probe_json, probe_long, probe_stop, probe_tools
+from draftsmith.verify.lossless.rates import RATIO
 from draftsmith.verify.lossless.sampling import Sampled, equality_test, padded
 from draftsmith.verify.lossless.settings import PROBES, Audit, Way
 from draftsmith.verify.lossless.sides import Remote, Side, answer_of, request_for
@@ -41,6 +42,7 @@ PROBE: dict[str, Callable[[Bench], Result]] = {
 }
 assert tuple(PROBE) == PROBES
 LEAST_ACCEPTED = 10  # drafts; with fewer the greedy part says nothing about accepting them
+MOST_ROUNDING = 2.0  # logits; a baseline that is known so coarsely proves nothing
 FAILED_SHARE = 0.01  # of sampled answers; more are a finding
 
 
@@ -66,6 +68,7 @@ def run(a: Side, b: Remote, prompts: Sequence[Prompt], audit: Audit, judge: Judg
             doubts += sampling_doubts(sampled, audit)
             result["sampling"].append(sampling_report(sampled))
             talk.say(sampling_line(sampled))
+    audit = replace(audit, near_tie=greedy.near_tie)
     bench = Bench(a if isinstance(a, Remote) else None, b, prompts, audit, judge, greedy.replies)
     result["probes"] = {}
     for name, probe in PROBE.items():
@@ -100,6 +103,11 @@ def greedy_doubts(greedy: Greedy, audit: Audit) -> list[str]:
         doubts.append(f"{found.count.tokens} greedy tokens were compared, fewer than {audit.least_tokens}")
     if found.of("unknown"):
         doubts.append(f"{len(found.of('unknown'))} divergences whose logit gap nobody knows")
+    if greedy.near_tie > MOST_ROUNDING:
+        what = f"the baseline parts from itself at gaps of up to {greedy.near_tie / RATIO:.3g} logits"
+        doubts.append(f"{what}: that is more than rounding, and hides faults as large")
+    if greedy.own_ends:
+        doubts.append(f"{greedy.own_ends} answers of the baseline end elsewhere when they are asked for again")
     if greedy.acceptance is not None and greedy.acceptance.accepted < LEAST_ACCEPTED:
         what = f"{greedy.acceptance.accepted} drafts were accepted in {greedy.acceptance.rounds} rounds"
         doubts.append(f"{what} over the greedy answers, fewer than {LEAST_ACCEPTED}: the server hardly speculated")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from draftsmith.errors import InvalidMeasurement
@@ -19,7 +19,7 @@ from draftsmith.measure.messages import Reply
 from draftsmith.measure.prompts import Prompt
 from draftsmith.metrics import Acceptance
 from draftsmith.verify.lossless.depth import Concentration, concentrations, sentence, shifted
-from draftsmith.verify.lossless.rates import RATIO, Count, compared, detectable_ratio, excess_p, fault_bound
+from draftsmith.verify.lossless.rates import RATIO, Count, Races, compared, detectable_ratio, excess_p, fault_bound, races
 from draftsmith.verify.lossless.settings import Audit
 from draftsmith.verify.lossless.sides import Remote, Side, answer_of, request_for
 from draftsmith.verify.sequences import Answer, Divergence, divergences
@@ -29,11 +29,11 @@ Row = dict[str, Any]
 
 
 class Judge(Protocol):
-    """Says how far the worse of the two tokens lies below the best one, in logits; nan when it cannot tell."""
+    """Says how far the worse of the two tokens lies below the best one, in logits; nan when it cannot tell on which side of `limit`."""
 
     name: str
 
-    def gaps(self, parted: Sequence[Divergence], expected: Sequence[Answer], served: Sequence[Answer]) -> list[float]: ...
+    def gaps(self, parted: Sequence[Divergence], expected: Sequence[Answer], served: Sequence[Answer], limit: float) -> list[float]: ...
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,10 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Greedy:
-    """What both sides said. again: the baseline against itself, None with a local reference. acceptance: over `replies`."""
+    """What both sides said. again: the baseline against itself, None with a local reference. acceptance: over `replies`.
+
+    near_tie: the gap up to which rounding may decide: as asked, or more where the baseline parts from itself at more.
+    """
 
     speculative: Comparison
     again: Comparison | None
@@ -63,6 +66,17 @@ class Greedy:
     replies: list[Reply]
     acceptance: Acceptance | None
     places: list[Concentration]
+    near_tie: float
+
+    @property
+    def races(self) -> Races | None:
+        """The budget of near-ties; None without a second time of the baseline."""
+        return None if self.again is None else races(self.speculative.expected, self.speculative.parted, self.again.parted)
+
+    @property
+    def own_ends(self) -> int:
+        """Answers of the baseline that ended elsewhere the second time."""
+        return 0 if self.again is None else sum(math.isinf(d.logit_gap) for d in self.again.parted)
 
 
 def kind_of(divergence: Divergence) -> str:
@@ -80,15 +94,16 @@ def ask(a: Side, b: Remote, prompts: Sequence[Prompt], audit: Audit, judge: Judg
         rows = min(len(requests), audit.concurrency * (max(depth, 1) + 1))
         second = answers(a.name, a.replies(requests[::-1], rows, "greedy-again")[::-1], prompts)
         again = compare(first, second, judge, audit)
+    limit = audit.near_tie if again is None else max(audit.near_tie, RATIO * (again.largest_gap or 0.0))
     before = b.acceptance()
     replies = b.replies(requests, audit.concurrency, "greedy")
     counted = settled(b, before)
     served = [answer_of(reply, prompt) for reply, prompt in zip(replies, prompts, strict=True)]
     if not any(answer.tokens for answer in served):
         raise InvalidMeasurement(f"{b.name} answered nothing: {replies[0].error}", hint="raw replies are in the audit's folder")
-    speculative = compare(first, served, judge, audit)
+    speculative = compare(first, served, judge, replace(audit, near_tie=limit))
     places = concentrations(speculative.parted, served, replies, audit.output_tokens, depth)
-    return Greedy(speculative, again, baseline, replies, counted, places)
+    return Greedy(speculative, again, baseline, replies, counted, places, limit)
 
 
 def settled(b: Remote, before: Acceptance | None) -> Acceptance | None:
@@ -115,7 +130,7 @@ def compare(expected: list[Answer], served: list[Answer], judge: Judge, audit: A
     pairs = [(a, b) for a, b in zip(expected, served, strict=True) if b.tokens]
     left, right = [a for a, _ in pairs], [b for _, b in pairs]
     parted = divergences(left, right, audit.output_tokens)
-    gaps = judge.gaps(parted, left, right) if parted else []
+    gaps = judge.gaps(parted, left, right, audit.near_tie) if parted else []
     parted = [d.judged(gap, audit.near_tie) for d, gap in zip(parted, gaps, strict=True)]
     return Comparison(left, right, parted, compared(left, right, parted, audit.output_tokens))
 
@@ -127,14 +142,15 @@ def report(greedy: Greedy, audit: Audit, judge: str) -> Row:
     """Its part of lossless.json."""
     found, own = greedy.speculative, greedy.again
     budget: Row | None = None
-    if own is not None:
-        ratio = detectable_ratio(found.count, own.count, audit.alpha)
+    if own is not None and greedy.races is not None:
+        ratio = detectable_ratio(own.count, len(found.expected), audit.alpha)
         budget = {
             "baseline": own.count.as_dict(),
             "speculative": found.count.as_dict(),
             "largest_gap_of_baseline": own.largest_gap,
             "allowed_ratio": RATIO,
-            "p": excess_p(found.count, own.count),
+            "first_to_part": greedy.races.as_dict(),
+            "p": excess_p(greedy.races),
             "alpha": audit.alpha,
             "ratio_found_with_80_percent": ratio if math.isfinite(ratio) else None,
             "divergences": rows_of(own.parted),
@@ -144,7 +160,7 @@ def report(greedy: Greedy, audit: Audit, judge: str) -> Row:
         "tokens": found.count.tokens,
         "identical": len(found.expected) - len(found.parted),
         **{kind: len(found.of(kind)) for kind in ("near-tie", "fault", "unknown")},
-        "near_tie_limit": audit.near_tie,
+        "near_tie_limit": greedy.near_tie,
         "judge": judge,
         "unseen_fault_rate": fault_bound(found.count.tokens),
         "budget": budget,
@@ -165,21 +181,26 @@ def findings(greedy: Greedy, audit: Audit) -> list[Finding]:
     faults, ties, unknown = found.of("fault"), found.of("near-tie"), found.of("unknown")
     told: list[Finding] = []
     if faults:
-        told.append(fault_finding(found, faults, audit.near_tie))
+        told.append(fault_finding(found, faults, greedy.near_tie))
     if ties:
         gap = max(d.logit_gap for d in ties)
         evidence = f"{len(ties)} of {len(found.expected)} greedy answers part at a near-tie, largest logit gap {gap:.3g}"
         consequence = "rounding depends on the shape of the batch; both answers are the target's"
         told.append(Finding("DS702", "info", evidence, consequence, "nothing"))
+    if greedy.near_tie > audit.near_tie and greedy.again is not None:
+        own = greedy.again.largest_gap
+        evidence = f"the baseline parts from itself at logit gaps up to {own:.3g}, more than the {audit.near_tie:g} of a near-tie"
+        consequence = f"gaps below {greedy.near_tie:.3g} are taken as rounding, here as there; smaller faults stay unseen"
+        told.append(Finding("DS702", "warning", evidence, consequence, "serve both in a finer dtype to see more"))
     if unknown:
         evidence = f"{len(unknown)} of {len(found.expected)} greedy answers part where no logit gap is known"
         fix = "give --target FOLDER, or a baseline that tells log-probabilities"
         told.append(Finding("DS702", "warning", evidence, "a fault cannot be told from a near-tie there", fix))
-    if greedy.again is not None and (p := excess_p(found.count, greedy.again.count)) < audit.alpha:
-        own = greedy.again.count
+    if greedy.races is not None and (p := excess_p(greedy.races)) < audit.alpha:
+        first = greedy.races
         evidence = (
-            f"{len(found.parted)} divergences in {found.count.tokens} tokens, the baseline against itself {own.divergences} in "
-            f"{own.tokens} (p {p:.2g} that this is at most {RATIO:g} times its rate)"
+            f"in {first.speculative} of {first.prompts} answers speculation is the first to part, in {first.baseline} the baseline asked "
+            f"again (p {p:.2g} that this is at most {RATIO:g} times its rate)"
         )
         fix = "look at the gaps in lossless.json: an accept rule that lets near-ties through, or kernels that round much more coarsely"
         told.append(Finding("DS709", "error", evidence, "rounding alone does not part answers so often", fix))

@@ -23,7 +23,8 @@ class LocalJudge:
     def __init__(self, target: Target) -> None:
         self.target = target
 
-    def gaps(self, parted: Sequence[Divergence], expected: Sequence[Answer], served: Sequence[Answer]) -> list[float]:
+    def gaps(self, parted: Sequence[Divergence], expected: Sequence[Answer], served: Sequence[Answer], limit: float) -> list[float]:
+        """Exact, whatever the limit."""
         from draftsmith.verify.reference import last_logits, logit_gap
 
         by_id = {answer.id: answer for answer in expected}
@@ -36,13 +37,13 @@ class ServerJudge:
 
     name = "log-probabilities of the baseline"
 
-    def __init__(self, baseline: Remote, prompts: Sequence[Prompt], limit: float) -> None:
-        self.baseline, self.limit = baseline, limit
+    def __init__(self, baseline: Remote, prompts: Sequence[Prompt]) -> None:
+        self.baseline = baseline
         self.prompts = {prompt.id: prompt for prompt in prompts}
         self.count = MOST
         self.asked = 0
 
-    def gaps(self, parted: Sequence[Divergence], expected: Sequence[Answer], served: Sequence[Answer]) -> list[float]:
+    def gaps(self, parted: Sequence[Divergence], expected: Sequence[Answer], served: Sequence[Answer], limit: float) -> list[float]:
         """nan where the server tells no log-probabilities, or too few."""
         left, right = ({answer.id: answer for answer in side} for side in (expected, served))
         by_prefix = [d for d in parted if left[d.id].prompt]
@@ -50,10 +51,10 @@ class ServerJudge:
         found: dict[str, float] = {}
         for d, document in zip(by_prefix, self.ask([self.after(d, left[d.id]) for d in by_prefix]), strict=True):
             spoken = spoken_of(document)
-            found[d.id] = gap(spoken[0], (d.reference, d.served), self.limit) if spoken else math.nan
+            found[d.id] = gap(spoken[0], (d.reference, d.served), limit) if spoken else math.nan
         again = [request_for(self.prompts[d.id], len(left[d.id].tokens)) for d in by_answer]
         for d, document in zip(by_answer, self.ask(again), strict=True):
-            found[d.id] = gap_in_answer(spoken_of(document) or [], d, left[d.id], right[d.id], self.limit)
+            found[d.id] = gap_in_answer(spoken_of(document) or [], d, left[d.id], right[d.id], limit)
         return [found[d.id] for d in parted]
 
     def after(self, divergence: Divergence, answer: Answer) -> Request:

@@ -1,9 +1,11 @@
 """Does one server part from the baseline more often than the baseline parts from itself? Pure.
 
-A first divergence ends what can be compared of an answer, so each answer is a censored waiting time: d divergences over n compared
-tokens, with a constant rate per token. For two Poisson rates, d_b given d_a + d_b is binomial with the share of b's exposure
-(Przyborowski and Wilenski 1940). A verify pass has other batch shapes than decoding, so rounding may part it up to RATIO times as
-often as the baseline asked again; only what goes beyond that is held against it.
+Each prompt is a race of two answers against the baseline's first one: the speculative server's and the baseline's second. Near-ties lie
+where the text has them, mostly early and in some prompts only, so that no rate per token can be taken as constant. Within a prompt both
+answers pass the same tokens until one of them parts: given that exactly one does, it is the speculative one with probability
+r / (1 + r) when its hazard is r times the other's there, whatever that is (the partial likelihood of matched pairs, D. R. Cox 1972).
+A verify pass has other batch shapes than decoding, so rounding may part it up to RATIO times as often; only what goes beyond is held
+against it.
 """
 
 from __future__ import annotations
@@ -44,40 +46,53 @@ def compared(reference: Sequence[Answer], served: Sequence[Answer], parted: Sequ
     return Count(len(parted), total)
 
 
-def excess_p(served: Count, baseline: Count, ratio: float = RATIO) -> float:
-    """One-sided p that `served` parts at a rate above `ratio` times the baseline's own."""
-    together = served.divergences + baseline.divergences
-    if not together or not served.tokens or not baseline.tokens:
-        return 1.0
-    share = ratio * served.tokens / (ratio * served.tokens + baseline.tokens)
-    return float(stats.binom.sf(served.divergences - 1, together, share))
+@dataclass(frozen=True)
+class Races:
+    """Prompts in which the speculative answer, or the baseline's second one, was the first to part; `both`: at the same token."""
+
+    speculative: int
+    baseline: int
+    both: int
+    prompts: int
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
 
 
-def detectable_ratio(served: Count, baseline: Count, alpha: float, power: float = POWER) -> float:
+def races(answers: Sequence[Answer], speculative: Sequence[Divergence], baseline: Sequence[Divergence]) -> Races:
+    """answers: those that were compared; a baseline's divergence of another one does not count."""
+    ours, theirs = ({d.id: d.position for d in parted} for parted in (speculative, baseline))
+    places = [(ours.get(answer.id, math.inf), theirs.get(answer.id, math.inf)) for answer in answers]
+    first, second = sum(a < b for a, b in places), sum(b < a for a, b in places)
+    return Races(first, second, sum(a == b < math.inf for a, b in places), len(places))
+
+
+def excess_p(found: Races, ratio: float = RATIO) -> float:
+    """One-sided p that the speculative server parts at more than `ratio` times the baseline's own rate."""
+    decided = found.speculative + found.baseline
+    return float(stats.binom.sf(found.speculative - 1, decided, ratio / (1 + ratio))) if decided else 1.0
+
+
+def detectable_ratio(baseline: Count, prompts: int, alpha: float, power: float = POWER) -> float:
     """Smallest rate, as a multiple of the baseline's own, that `excess_p` < alpha finds with `power`; inf beyond 1000.
 
-    The baseline's own rate is taken as (divergences + 1/2) / tokens.
+    The baseline's own hazard of a whole answer is taken from (divergences + 1/2) of the prompts.
     """
-    if not served.tokens or not baseline.tokens:
+    if not prompts:
         return math.inf
-    mean_a = baseline.divergences + 0.5
-    most_a = int(stats.poisson.ppf(1 - 1e-6, mean_a)) + 1
-    a = np.arange(most_a + 1)
-    critical = np.array([critical_count(int(n), served, baseline, alpha) for n in a])
-    weights = stats.poisson.pmf(a, mean_a)
+    own = -math.log1p(-min(baseline.divergences + 0.5, prompts - 0.5) / prompts) if prompts > 1 else math.log(2)
+    decided = np.arange(prompts + 1)
+    critical = np.array([critical_count(int(n), alpha) for n in decided])
     for multiple in GRID:
-        mean_b = mean_a / baseline.tokens * served.tokens * multiple
-        if float(weights @ stats.poisson.sf(critical - 1, mean_b)) >= power:
+        weights = stats.binom.pmf(decided, prompts, 1 - math.exp(-own * (1 + multiple)))
+        if float(weights @ stats.binom.sf(critical - 1, decided, multiple / (1 + multiple))) >= power:
             return float(multiple)
     return math.inf
 
 
-def critical_count(baseline_divergences: int, served: Count, baseline: Count, alpha: float) -> int:
-    """Fewest divergences of `served` at which `excess_p` is below alpha, beside so many of the baseline."""
-    count = 1
-    while excess_p(Count(count, served.tokens), Count(baseline_divergences, baseline.tokens)) >= alpha:
-        count += max(1, count // 64)
-    return count
+def critical_count(decided: int, alpha: float, ratio: float = RATIO) -> int:
+    """Fewest of so many decided races that have `excess_p` below alpha when the speculative server is first in them; decided + 1: none."""
+    return int(stats.binom.isf(alpha, decided, ratio / (1 + ratio))) + 1 if decided else 1
 
 
 def fault_bound(tokens: int, confidence: float = 0.95) -> float:

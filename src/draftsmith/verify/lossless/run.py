@@ -65,7 +65,7 @@ def of_urls(
     a: Side
     if baseline is not None:
         a = remote(baseline, endpoint, folder, talk)
-        judge = LocalJudge(loaded) if loaded is not None else ServerJudge(a, prompts, audit.near_tie)
+        judge = LocalJudge(loaded) if loaded is not None else ServerJudge(a, prompts)
     else:
         assert loaded is not None, "prompts for a local target have token ids"
         a, judge = LocalSide(loaded, talk, audit.seed), LocalJudge(loaded)

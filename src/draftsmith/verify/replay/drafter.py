@@ -24,10 +24,8 @@ from draftsmith.models.target import Target
 
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 EAGLE3 = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM", "Qwen3Eagle3Model")
+NORMS = ("norm_before_fc", "fc_norm", "norm_output")
 SWITCHES = {  # what changes the network and our reference does not compute
-    "norm_before_fc": "its features are normed before fc",
-    "fc_norm": "each tapped state is normed before fc",
-    "norm_output": "its own states are normed before they are fed back",
     "parallel_drafting": "it drafts in parallel (P-EAGLE)",
 }
 
@@ -129,7 +127,10 @@ def load_plain(folder: Folder, target: Target, taps: Sequence[int], dtype: torch
     if shape.draft_vocab_size == shape.vocab_size and "d2t" not in tensors:
         tensors["d2t"] = torch.zeros(shape.vocab_size, dtype=torch.int64)
         tensors["t2d"] = torch.ones(shape.vocab_size, dtype=torch.bool)
-    drafter = load_strictly(Eagle3Drafter(shape), tensors, folder.path / WEIGHTS)
+    drafter = Eagle3Drafter(shape)
+    on = {name: bool(folder.config.get(name) or (folder.config.get("eagle_config") or {}).get(name)) for name in NORMS}
+    drafter.add_norms(on["norm_before_fc"], on["fc_norm"], on["norm_output"])
+    drafter = load_strictly(drafter, tensors, folder.path / WEIGHTS)
     drafter.midlayer.norm_before_residual = bool(folder.config.get("norm_before_residual"))
     drafter.to(dtype)
     wanted = (shape.vocab_size, shape.hidden_size)

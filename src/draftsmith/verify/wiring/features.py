@@ -7,13 +7,14 @@ Row p holds the feature of token p; a drafter of the EAGLE family reads it besid
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from draftsmith.errors import InvalidMeasurement
+from draftsmith.verify.wiring.rows import Strays, strays_of
 
 OTHER_SHIFTS = (-1, 1)  # of tokens, tried when nothing fits at 0
 MIN_ROWS = 16
@@ -33,6 +34,7 @@ class Rows:
     candidates_TJH: Tensor
     input_ids_T: Tensor | None = None  # None: features without their partners, as in a store
     positions_T: Tensor | None = None
+    num_prompt: int | None = None  # rows from here on are of the answer
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Tap:
     cosine: float
     expected_error: float
     kind: Kind
+    scale: float | None = None  # of a tensor that is the expected one but for this factor
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,7 @@ class Wiring:
     token_share: float | None  # of the rows, for that shift
     position_offset: int | None  # row p sits at position p + offset (right: 0)
     positions_seen: bool
+    strays: tuple[Strays, ...] = ()  # rows that do not hold what the others hold; looked for where those are right
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -84,9 +88,10 @@ def look(requests: Sequence[Rows], trained: Sequence[int], tolerance: float) -> 
         )
     shift, errors_KJ, cosines_KJ = best_shift(requests, width // hidden, tolerance)
     taps = tuple(read_tap(errors_KJ[k], cosines_KJ[k], trained[k] if k < len(trained) else None, tolerance) for k in range(len(errors_KJ)))
+    right = shift == 0 and len(taps) == len(trained) and all(tap.kind in ("right", "doubtful") for tap in taps)
     token_shift, share = token_alignment(requests)
     return Wiring(
-        taps=taps,
+        taps=tuple(scaled(tap, k, requests, len(taps), tolerance) for k, tap in enumerate(taps)),
         trained=tuple(trained),
         num_layers=requests[0].candidates_TJH.shape[1] - 2,
         tolerance=tolerance,
@@ -96,6 +101,7 @@ def look(requests: Sequence[Rows], trained: Sequence[int], tolerance: float) -> 
         token_share=share,
         position_offset=position_offset(requests),
         positions_seen=requests[0].positions_T is not None,
+        strays=strays_of(requests, trained, DOUBTFUL * tolerance) if right else (),
     )
 
 
@@ -145,6 +151,20 @@ def read_tap(errors_J: Tensor, cosines_J: Tensor, expected: int | None, limit: f
     if expected is not None and expected_error <= min(DOUBTFUL * limit, max(2 * error, 1e-6)):
         nearest, error, kind = expected, expected_error, "right" if expected_error <= limit else "doubtful"
     return Tap(expected, nearest, error, float(cosines_J[nearest]), expected_error, kind)
+
+
+def scaled(tap: Tap, place: int, requests: Sequence[Rows], num_taps: int, limit: float) -> Tap:
+    """The tap with its factor, where it is none of the candidates, and the expected one times one number."""
+    if tap.kind != "unknown" or tap.expected is None:
+        return tap
+    served = [request.features_TF.float().unflatten(-1, (num_taps, -1))[:, place] for request in requests]
+    served_TH = torch.cat(served)
+    wanted = [request.candidates_TJH[: len(rows), tap.expected] for rows, request in zip(served, requests, strict=True)]
+    wanted_TH = torch.cat(wanted).float()
+    ratio_T = (served_TH * wanted_TH).sum(-1) / wanted_TH.square().sum(-1).clamp_min(1e-20)
+    factor = float(ratio_T.nan_to_num().median())
+    error_T1, _ = compare(served_TH[:, None], factor * wanted_TH)
+    return replace(tap, scale=factor) if float(error_T1.median()) <= DOUBTFUL * limit else tap
 
 
 def token_alignment(requests: Sequence[Rows]) -> tuple[int | None, float | None]:

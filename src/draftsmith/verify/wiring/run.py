@@ -181,7 +181,8 @@ def ask(server: Server, endpoint: Endpoint, row: Sequence[int], folder: Path) ->
 def report(job: Job, subject: Subject, asked: Sequence[tuple[list[int], Served]], target: Target, limits: Limits) -> dict[str, Any]:
     """Compare, write wiring.json, and raise CheckFailed when there are errors."""
     requests = [
-        Rows(tokens, served.features_TF, candidates(target, tokens), served.input_ids_T, served.positions_T) for tokens, served in asked
+        Rows(tokens, served.features_TF, candidates(target, tokens), served.input_ids_T, served.positions_T, len(row))
+        for (tokens, served), row in zip(asked, subject.rows, strict=True)
     ]
     wiring = look(requests, subject.trained, limits.served)
     ids = ids_of(subject.config, job.engine.name, read_text_config(job.target), subject.trained)

@@ -7,18 +7,20 @@ from typing import TYPE_CHECKING
 
 from draftsmith.findings import Finding
 from draftsmith.verify.wiring.ids import what_to_write
+from draftsmith.verify.wiring.rows import in_words, stray_findings
 
 if TYPE_CHECKING:
     from draftsmith.verify.wiring.features import Tap, Wiring
     from draftsmith.verify.wiring.ids import Ids
 
 SILENT = "the drafter reads other numbers than it was trained on, and no engine says so: acceptance falls, often to 1"
+UNSERVED = "the drafter was trained on other numbers than any engine can pass"
 RETRAIN = "capture and train on what this engine passes, or serve with an engine version that passes the trained ones"
 
 
 def findings_of(wiring: Wiring, who: str, ids: Ids) -> list[Finding]:
     """All findings; none for correct wiring."""
-    return [*tap_findings(wiring, who, ids), *alignment_findings(wiring, who)]
+    return [*tap_findings(wiring, who, ids), *stray_findings(wiring.strays, who, SILENT), *alignment_findings(wiring, who)]
 
 
 def tap_findings(wiring: Wiring, who: str, ids: Ids) -> list[Finding]:
@@ -67,6 +69,13 @@ def value_finding(wiring: Wiring, who: str, taps: Sequence[Tap]) -> Finding:
     worst = max(taps, key=lambda tap: tap.error)
     found = f"relative error {worst.error:.3f}, cosine {worst.cosine:.4f}, allowed {wiring.tolerance:g}"
     severity = "warning" if all(tap.kind == "doubtful" for tap in taps) else "error"
+    times = [f"tap {wiring.taps.index(tap) + 1} is boundary {tap.expected} times {tap.scale:.3g}" for tap in taps if tap.scale is not None]
+    if len(times) == len(taps):
+        evidence = f"{who} scales what it passes: {', '.join(times)}"
+        fix = (
+            "the engine and transformers scale the embedding or the features of this target differently: use another version of one of them"
+        )
+        return Finding("DS905", "error", evidence, SILENT, fix)
     if all(tap.nearest == tap.expected for tap in taps):
         evidence = f"{who} taps the trained boundaries, but the values are not this target's (boundary {worst.expected}: {found})"
         fix = "serve the target revision that the drafter was trained on, without quantisation or adapters that training did not have"
@@ -80,17 +89,17 @@ def value_finding(wiring: Wiring, who: str, taps: Sequence[Tap]) -> Finding:
 def store_findings(wiring: Wiring) -> list[Finding]:
     """DS909: the store that the drafter was trained on does not hold this target's states."""
     wrong = [tap for tap in wiring.taps if tap.kind != "right"]
+    fix = "the target's files have changed since capture, or capture read another layer: run the capture stage again, and train"
     if not wrong and not wiring.feature_shift:
-        return []
+        return [Finding("DS909", "error", f"the training store: {in_words(stray)}", UNSERVED, fix) for stray in wiring.strays]
     worst = max(wiring.taps, key=lambda tap: tap.expected_error)
     evidence = (
         f"the training store says boundaries {list(wiring.trained)}, but its values are not this target's "
         f"(boundary {worst.expected}: relative error {worst.expected_error:.3f}, allowed {wiring.tolerance:g}; nearest is "
         f"{name(worst.nearest, wiring.num_layers)} at {worst.error:.3f})"
     )
-    fix = "the target's files have changed since capture, or capture read another layer: run the capture stage again, and train"
     severity = "warning" if not wiring.feature_shift and all(tap.kind == "doubtful" for tap in wrong) else "error"
-    return [Finding("DS909", severity, evidence, "the drafter was trained on other numbers than any engine can pass", fix)]
+    return [Finding("DS909", severity, evidence, UNSERVED, fix)]
 
 
 def alignment_findings(wiring: Wiring, who: str) -> list[Finding]:
