@@ -65,7 +65,7 @@ def by_concurrency(words: Sequence[str], name: str) -> dict[int, list[str]]:
     found: dict[int, list[str]] = {}
     for word in ",".join(words).split(","):
         concurrency, _, rest = word.strip().partition(":")
-        if not concurrency.isdigit() or not rest:
+        if not concurrency.isdecimal() or not rest:
             raise UsageError(f"--{name} {word!r}: expected CONCURRENCY:VALUE", hint=f"for example --{name} 1:1.6,8:1.2")
         if int(concurrency) in found:
             raise UsageError(f"--{name}: concurrency {concurrency} is there twice")

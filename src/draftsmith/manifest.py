@@ -26,6 +26,7 @@ from draftsmith.errors import EnvironmentFailed
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
+AGAIN = "it was changed or damaged; delete its folder and run the command that makes it again"
 
 
 # --- atomic writes ---------------------------------------------------------------------------------------------------
@@ -116,20 +117,55 @@ def drop_cut_line(file: BinaryIO) -> None:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """All whole lines of a JSONL file; a last line cut short by a kill is dropped. A missing file has no lines."""
+    """All whole lines of a JSONL file; a last line cut short by a kill is dropped. A missing file has no lines.
+
+    Raises EnvironmentFailed naming the first line that is no JSON object.
+    """
     if not path.exists():
         return []
     rows: list[dict[str, Any]] = []
-    lines = path.read_text().split("\n")
+    with shaped(path):
+        lines = path.read_text().split("\n")
     for number, line in enumerate(lines):
         if not line:
             continue
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            if number != len(lines) - 1:
-                raise EnvironmentFailed(f"{path}: line {number + 1} is not JSON", hint="delete the stage's folder and run again") from None
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            if number == len(lines) - 1:
+                break
+            row = None
+        if not isinstance(row, dict):
+            raise EnvironmentFailed(f"{path}: line {number + 1} is not a JSON object", hint=AGAIN)
+        rows.append(row)
     return rows
+
+
+@contextmanager
+def shaped(path: Path, hint: str = "") -> Iterator[None]:
+    """Around the reading of a file that Draftsmith wrote: one EnvironmentFailed that names the file, whatever became of it since.
+
+    For reading alone: what is worked out of a file that was read is not to be called malformed.
+    """
+    try:
+        yield
+    except FileNotFoundError:
+        raise EnvironmentFailed(f"{path} is missing", hint=hint or AGAIN) from None
+    except OSError as error:
+        raise EnvironmentFailed(f"{path} cannot be read: {error.strerror or error}", hint=hint or AGAIN) from None
+    except KeyError as error:
+        raise EnvironmentFailed(f"{path} has no key {error}", hint=hint or AGAIN) from error
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise EnvironmentFailed(f"{path} is malformed: {' '.join(str(error).split())[:300]}", hint=hint or AGAIN) from error
+
+
+def read_json(path: Path, hint: str = "") -> dict[str, Any]:
+    """A JSON object that Draftsmith wrote. Raises EnvironmentFailed naming the file when it is not there, or holds anything else."""
+    with shaped(path, hint):
+        content = json.loads(path.read_text())
+        if not isinstance(content, dict):
+            raise ValueError(f"it holds {type(content).__name__}, expected an object")
+        return content
 
 
 # --- hashes ----------------------------------------------------------------------------------------------------------
@@ -223,10 +259,15 @@ class Manifest:
         path = folder / MANIFEST
         if not path.exists():
             return None
-        content = json.loads(path.read_text())
+        content = read_json(path)
         if content.get("schema") != SCHEMA:
             raise EnvironmentFailed(f"{path}: schema {content.get('schema')}, this version reads {SCHEMA}", hint="use a new run folder")
-        return cls(**content)
+        with shaped(path):
+            known = cls(**content)
+            for name in ("config", "inputs", "outputs", "summary", "provenance"):
+                if not isinstance(getattr(known, name), dict):
+                    raise ValueError(f"{name} is no mapping")
+            return known
 
     def damaged(self, folder: Path) -> list[str]:
         """Names of output files that are missing or no longer have the recorded digest."""

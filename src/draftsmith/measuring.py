@@ -152,7 +152,7 @@ def limit_from_text(text: str) -> tuple[str, float]:
 def load_from_text(text: str) -> dict[str, Any]:
     """poisson:2 or trace:FILE. Raises UsageError."""
     kind, _, rest = text.partition(":")
-    if kind == "poisson" and rest.replace(".", "", 1).isdigit():
+    if kind == "poisson" and rest.replace(".", "", 1).isdecimal():
         return {"kind": "poisson", "rate": float(rest)}
     if kind == "trace" and rest:
         return {"kind": "trace", "file": rest}

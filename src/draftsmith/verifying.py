@@ -32,7 +32,7 @@ def verify_wiring(args: argparse.Namespace) -> Answer:
 def boundaries(text: str) -> tuple[int, ...]:
     """2,15,27. Raises UsageError."""
     words = text.split(",")
-    if not all(word.strip().isdigit() for word in words):
+    if not all(word.strip().isdecimal() for word in words):
         raise UsageError(f"--trained {text!r}: expected boundaries with commas between them", hint="for example --trained 2,15,27")
     return tuple(int(word) for word in words)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any, Literal
 
 from draftsmith.bench.settings import BenchSettings
 from draftsmith.errors import InvalidMeasurement, UsageError
-from draftsmith.manifest import atomic_write_json, read_jsonl
+from draftsmith.manifest import atomic_write_json, read_json, read_jsonl, shaped
 from draftsmith.measure.protocol import LAUNCHES
 from draftsmith.measure.stopping import Looks
 
@@ -65,10 +64,11 @@ def read_context(folder: Path) -> Context:
     path = folder / CONDITIONS
     if not path.exists():
         raise UsageError(f"no {CONDITIONS} in {folder}", hint="expected the folder of a bench, for example RUN_FOLDER/bench")
-    content = json.loads(path.read_text())
+    content = read_json(path)
     if content.pop("schema", None) != SCHEMA:
         raise UsageError(f"{path} was written by another version", hint="run the bench again")
-    return Context(**{**content, "settings": BenchSettings.model_validate(content["settings"])})
+    with shaped(path):
+        return Context(**{**content, "settings": BenchSettings.model_validate(content["settings"])})
 
 
 # --- comparing conditions --------------------------------------------------------------------------------------------

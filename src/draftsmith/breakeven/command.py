@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from draftsmith.breakeven.shapes import has_weights, target_folder, write_drafte
 from draftsmith.engines.registry import engine_for
 from draftsmith.errors import UsageError
 from draftsmith.job import Job, Talk
+from draftsmith.manifest import read_json
 from draftsmith.settings import DrafterSettings, EngineSettings, FlagValue, numbers
 
 METHODS = ("eagle3", "dflash")
@@ -64,7 +64,7 @@ def breakeven(asked: Asked, pasted: Sequence[str], talk: Talk) -> tuple[dict[str
         page = folder / PAGE
     else:
         page = with_counters(asked, job, settings)
-        summary = json.loads((page.parent / "summary.json").read_text())
+        summary = read_json(page.parent / "summary.json")
     invalid = [f"left out: {reason}" for reason in summary["invalid"]]
     text = [*(entry["pays_if"] for entry in summary["break_even"]), *invalid, f"page: {page}", summary["advice"]]
     return summary | {"page": str(page)}, "\n".join(filter(None, text)), 3 if invalid else 1 if summary["advice"] else 0
@@ -109,7 +109,7 @@ def trees_of(text: str) -> tuple[tuple[int, int, int], ...]:
     found = []
     for word in filter(None, text.split(",")):
         parts = word.split("-")
-        if len(parts) != 3 or not all(part.isdigit() and int(part) > 0 for part in parts):
+        if len(parts) != 3 or not all(part.isdecimal() and int(part) > 0 for part in parts):
             raise UsageError(f"--trees: {word!r} is not STEPS-TOPK-TOKENS", hint="--trees 3-4-16")
         steps, top_k, tokens = (int(part) for part in parts)
         most = top_k + (steps - 1) * top_k * top_k + 1
@@ -140,4 +140,4 @@ def flags_of(words: Sequence[str]) -> dict[str, FlagValue]:
 
 def typed(word: str) -> FlagValue:
     """A whole number as such (a port must be one), anything else as written."""
-    return int(word) if word.isdigit() else word
+    return int(word) if word.isdecimal() else word

@@ -14,6 +14,7 @@ import yaml
 
 from draftsmith.check.args import Args
 from draftsmith.check.command_line import Pasted
+from draftsmith.check.kinds import LARGEST
 from draftsmith.check.raises import raised
 from draftsmith.check.shell import unexpanded
 from draftsmith.check.since import LOADER
@@ -57,6 +58,9 @@ class Model:
 
 def make_subject(asked: Asked, pasted: Pasted) -> tuple[Subject, list[Finding]]:
     """The subject, and what was noticed on the way. Raises UsageError where a word cannot be meant."""
+    for option, given in (("--concurrency", asked.concurrency), ("--context-length", asked.context_length), ("--gpus", asked.gpus)):
+        if given is not None and not 0 < given < LARGEST:
+            raise UsageError(f"{option} {given}: expected a whole number above 0", hint=f"for example {option} 8")
     own_file, unread = named_file(pasted)
     flags = {**(read_flag_file(asked.config) if asked.config else {}), **own_file, **pasted.flags}
     name, version = engine_of(asked, pasted, flags)
@@ -222,10 +226,11 @@ def draft_path(args: Args) -> str | None:
 
 def size_bytes(text: str) -> int:
     """80GiB, 80GB or 80 (GiB) in bytes. Raises UsageError."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
-    if not match or match[2].lower() not in SIZES:
+    match = re.fullmatch(r"\s*(\d{1,12}(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
+    size = int(float(match[1]) * SIZES.get(match[2].lower(), 0)) if match else 0
+    if not size:
         raise UsageError(f"--gpu-memory {text!r} is no size", hint="for example --gpu-memory 80GiB")
-    return int(float(match[1]) * SIZES[match[2].lower()])
+    return size
 
 
 # --- what was noticed ------------------------------------------------------------------------------------------------

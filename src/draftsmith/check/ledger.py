@@ -15,6 +15,7 @@ from packaging.version import Version
 
 from draftsmith.check.drafter_files import file_findings, read_tensors
 from draftsmith.check.head import Head, flag, head_of, keys_table
+from draftsmith.check.kinds import differs_by_layer
 from draftsmith.check.registry import registry_findings
 from draftsmith.check.subject import Subject
 from draftsmith.check.tapping import num_features
@@ -46,10 +47,12 @@ def ledger_findings(subject: Subject) -> list[Finding]:
     if head is None:
         return findings
     findings += registry_findings(subject, head)
-    if tensors and head.layout is None:
-        evidence = f"no ledger is kept for {head.architecture or 'this class'}: {len(tensors)} tensors were not compared"
+    varied = differs_by_layer(head.config)
+    if tensors and (head.layout is None or varied):
+        what = "sizes that differ by layer" if varied else head.architecture or "this class"
+        evidence = f"no ledger is kept for {what}: {len(tensors)} tensors were not compared"
         findings.append(Finding("DS339", "info", evidence, "a missing or unknown tensor would not be seen here", "nothing"))
-    if tensors and head.layout is not None:
+    elif tensors:
         findings += key_findings(subject, head, tensors)
         findings += vocabulary_findings(subject, head, tensors) + embedding_findings(subject, head, tensors)
         findings += head_type_findings(subject, tensors)

@@ -52,6 +52,10 @@ def read_config(folder: Path) -> tuple[dict[str, Any], list[Finding]]:
     needed = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", "architectures", "model_type")
     if missing := [key for key in needed if not config.get(key)]:
         return {}, [Finding("DS101", "error", f"{path} lacks {', '.join(missing)}", "the drafter's shape cannot be derived", fix)]
+    if listed := [key for key in ("intermediate_size", "num_key_value_heads", "head_dim") if isinstance(config.get(key), list)]:
+        evidence = f"{path}: {listed[0]} is a list, one value for each layer"
+        fix = "choose a target whose layers are alike"
+        return {}, [Finding("DS101", "error", evidence, "the drafter's shape cannot be derived", fix)]
     return config, []
 
 

@@ -78,9 +78,10 @@ def read_record(folder: Path) -> dict[str, Any] | None:
     """The record of a finished environment, or None when it is missing, half made, or its interpreter is gone."""
     try:
         record = json.loads((folder / RECORD).read_text())
-    except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
-    return record if Path(record["python"]).exists() else None
+    whole = isinstance(record, dict) and isinstance(record.get("python"), str) and {"name", "lock_sha256"} <= record.keys()
+    return record if whole and Path(record["python"]).exists() else None
 
 
 def python_of(name_version: str) -> Path:

@@ -25,8 +25,9 @@ def read_env_file(path: Path) -> dict[str, str]:
     """NAME=VALUE lines as systemd's EnvironmentFile has them: comments, blank lines, quotes around a value. Raises UsageError."""
     try:
         text, mode = path.read_text(), path.stat().st_mode
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
+        raise UsageError(f"cannot read {path}: {why}", hint="--env-file takes lines of NAME=VALUE") from None
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise UsageError(f"{path} can be read by others", hint=f"chmod 600 {path}")
     found = {}

@@ -6,7 +6,7 @@ profiler): spans in the trace give its parts. Tracing slows an engine down, so t
 
 from __future__ import annotations
 
-import json
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from draftsmith.engines.pages import first_model
 from draftsmith.engines.rounds import RoundCounts, Split, split_of_folder
 from draftsmith.errors import InvalidMeasurement, UsageError
 from draftsmith.job import Talk
@@ -63,7 +64,7 @@ def rounds_of(engine: str) -> ModuleType:
 
 def profile(subject: Subject, load: Load, talk: Talk) -> dict[str, Any]:
     """Measure. Raises UsageError for a load of nothing, InvalidMeasurement when the server has no counters or did no rounds."""
-    if min(load.concurrency, load.requests, load.output_tokens) < 1 or (load.watch_s is not None and load.watch_s <= 0):
+    if min(load.concurrency, load.requests, load.output_tokens) < 1 or (load.watch_s is not None and not 0 < load.watch_s < math.inf):
         raise UsageError("concurrency, requests, output tokens and seconds must be above zero")
     engine = rounds_of(subject.engine)
     model = served_model(subject.url)
@@ -106,7 +107,9 @@ def served_model(url: str) -> str:
     status, text = fetch(f"{url}/v1/models")
     if status != 200:
         raise InvalidMeasurement(f"{url}/v1/models answered {status}", hint="a server with a key: set VLLM_API_KEY")
-    return json.loads(text)["data"][0]["id"]
+    if not (served := first_model(text)):
+        raise InvalidMeasurement(f"{url}/v1/models names no model", hint="expected an OpenAI-compatible server such as vLLM or SGLang")
+    return str(served["id"])
 
 
 def counts(subject: Subject, engine: ModuleType) -> RoundCounts:

@@ -31,7 +31,7 @@ class Way:
             name, _, value = word.partition("=")
             if (
                 name not in ("temperature", "top_p", "top_k")
-                or not value.replace(".", "", 1).isdigit()
+                or not value.replace(".", "", 1).isdecimal()
                 or (name == "top_k" and "." in value)
             ):
                 raise UsageError(

@@ -76,7 +76,7 @@ def read(path: Path) -> Reference | None:
         if not isinstance(content, dict):
             raise ValueError("expected an object")
         counted, kind = first_kind(content)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise UsageError(f"--expect: {path} is not readable as a report or a summary ({error!r})") from None
     return Reference.of(f"{kind}, {path}", counted) if counted else None
 
