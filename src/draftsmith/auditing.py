@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftsmith.errors import UsageError
+from draftsmith.written import finite
 
 if TYPE_CHECKING:
     from draftsmith.commands import Answer
@@ -119,9 +120,12 @@ def options(command: argparse.ArgumentParser) -> None:
         "--sampling", metavar="WAY", action="append", help="temperature=1 (default), with top_p=.. and top_k=..; may be repeated"
     )
     command.add_argument(
-        "--near-tie", metavar="LOGITS", type=float, help="gap below which rounding may decide (default 0.5; for float32 servers give 0.001)"
+        "--near-tie",
+        metavar="LOGITS",
+        type=finite,
+        help="gap below which rounding may decide (default 0.5; for float32 servers give 0.001)",
     )
-    command.add_argument("--largest-tv", metavar="TV", type=float, help="shift that sampling must find with 80 %% power (default 0.25)")
+    command.add_argument("--largest-tv", metavar="TV", type=finite, help="shift that sampling must find with 80 %% power (default 0.25)")
     command.add_argument(
         "--skip", metavar="PART", action="append", help="greedy, sampling, json, tools, stop, logprobs or long; may be repeated"
     )

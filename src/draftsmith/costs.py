@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftsmith.errors import UsageError
+from draftsmith.written import finite
 
 if TYPE_CHECKING:
     from draftsmith.commands import Answer
@@ -51,7 +52,9 @@ def breakeven_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--replicates", metavar="N", type=int, help="launches of each kind (default 2)")
     command.add_argument("--tokens", metavar="N", type=int, help="forced length of an answer (default 160)")
     command.add_argument("--draft-vocab", metavar="N", type=int, help="vocabulary of a drafter that is made here (default 32000)")
-    command.add_argument("--min-speedup", metavar="X", type=float, help="advise against training when no acceptance reaches it (default 1)")
+    command.add_argument(
+        "--min-speedup", metavar="X", type=finite, help="advise against training when no acceptance reaches it (default 1)"
+    )
     command.add_argument("--together", action="store_true", help="start all kinds side by side: needs memory for all, saves time")
     command.add_argument("--python", metavar="PATH", help="interpreter of an engine that is installed elsewhere")
     command.add_argument("--out", metavar="DIR", type=Path, help="where the files go (default runs/TARGET_breakeven)")
@@ -68,7 +71,7 @@ def by_concurrency(words: Sequence[str], name: str) -> dict[int, list[str]]:
         if not concurrency.isdecimal() or not rest:
             raise UsageError(f"--{name} {word!r}: expected CONCURRENCY:VALUE", hint=f"for example --{name} 1:1.6,8:1.2")
         if int(concurrency) in found:
-            raise UsageError(f"--{name}: concurrency {concurrency} is there twice")
+            raise UsageError(f"--{name}: concurrency {concurrency} is there twice", hint="keep one")
         found[int(concurrency)] = rest.split(":")
     return found
 
@@ -76,9 +79,9 @@ def by_concurrency(words: Sequence[str], name: str) -> dict[int, list[str]]:
 def number(text: str, name: str) -> float:
     """1.6 or 40%. Raises UsageError."""
     try:
-        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        raise UsageError(f"--{name}: {text!r} is not a number") from None
+        return finite(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except argparse.ArgumentTypeError as error:
+        raise UsageError(f"--{name}: {error}", hint="for example 1.6, or 40% where it is a share") from None
 
 
 def measured_speedups(path: Path) -> dict[int, list[str]]:
@@ -136,13 +139,13 @@ def payback_options(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--speedup", action="append", metavar="C:S[:LOW:HIGH],...", help="speed-up at each, with its interval if known")
     command.add_argument("--bench", type=Path, metavar="FILE", help="speed-ups from a bench: RUN_FOLDER/bench/summary.json")
-    command.add_argument("--gpu-hours-per-day", type=float, help="GPU-hours that serve the traffic without a drafter; shares are of them")
-    command.add_argument("--tokens-per-day", type=float, help="output tokens a day instead; shares are of them")
+    command.add_argument("--gpu-hours-per-day", type=finite, help="GPU-hours that serve the traffic without a drafter; shares are of them")
+    command.add_argument("--tokens-per-day", type=finite, help="output tokens a day instead; shares are of them")
     command.add_argument("--tok-s", action="append", metavar="C:RATE,...", help="with it: output tok/s of one GPU without a drafter")
-    command.add_argument("--training-gpu-hours", type=float, required=True, help="data, capture, training and measuring together")
-    command.add_argument("--gpu-hour", type=float, required=True, metavar="PRICE", help="of a GPU-hour that serves")
-    command.add_argument("--training-gpu-hour", type=float, metavar="PRICE", help="of one that trains (default: the same)")
-    command.add_argument("--fixed-cost", type=float, default=0.0, metavar="MONEY", help="what else it costs once")
+    command.add_argument("--training-gpu-hours", type=finite, required=True, help="data, capture, training and measuring together")
+    command.add_argument("--gpu-hour", type=finite, required=True, metavar="PRICE", help="of a GPU-hour that serves")
+    command.add_argument("--training-gpu-hour", type=finite, metavar="PRICE", help="of one that trains (default: the same)")
+    command.add_argument("--fixed-cost", type=finite, default=0.0, metavar="MONEY", help="what else it costs once")
 
 
 # --- collectives -----------------------------------------------------------------------------------------------------

@@ -77,10 +77,16 @@ def atomic_write_json(path: Path, content: Any) -> None:
 
 @contextmanager
 def atomic_folder(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside `folder`; on a clean exit it replaces `folder`, otherwise it is removed."""
+    """Yield a temporary folder beside `folder`; on a clean exit it replaces `folder`, otherwise it is removed.
+
+    Raises EnvironmentFailed when no folder can be made there.
+    """
     new = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     shutil.rmtree(new, ignore_errors=True)
-    new.mkdir(parents=True)
+    try:
+        new.mkdir(parents=True)
+    except OSError as error:
+        raise EnvironmentFailed(f"cannot make the folder {folder}: {error.strerror}", hint="choose another place") from error
     try:
         yield new
         for file in new.rglob("*"):

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from draftsmith.written import finite
+
 if TYPE_CHECKING:
     from draftsmith.commands import Answer
     from draftsmith.serve.records import Record
@@ -143,7 +145,7 @@ def show_logs(args: argparse.Namespace) -> Answer:
             f"{record.name} is run by systemd, and its log is the journal", hint=systemd.follow_command(record.unit, record.user_unit)
         )
     if not record.unit and not Path(record.log).exists():
-        raise EnvironmentFailed(f"the log {record.log} is gone")
+        raise EnvironmentFailed(f"the log {record.log} is gone", hint="it was deleted; stop the server and start it again")
     if args.follow:
         assert sys.__stdout__ is not None
         for text in service.follow(record):  # as it comes: the answer of a command is printed at its end
@@ -267,7 +269,7 @@ def profile_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--concurrency", metavar="N", type=int, default=1, help="requests in flight (default 1)")
     command.add_argument("--requests", metavar="N", type=int, default=4, help="requests of each part (default 4)")
     command.add_argument("--output-tokens", metavar="N", type=int, default=96, help="tokens of each answer (default 96)")
-    command.add_argument("--watch", metavar="SECONDS", type=float, help="send nothing; count what others ask for so long")
+    command.add_argument("--watch", metavar="SECONDS", type=finite, help="send nothing; count what others ask for so long")
 
 
 # name: (what it does, its handler, its arguments, how it is called)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftsmith.errors import UsageError
+from draftsmith.written import finite
 
 if TYPE_CHECKING:
     from draftsmith.commands import Answer
@@ -50,7 +51,7 @@ def wiring_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--tolerance",
         metavar="ERROR",
-        type=float,
+        type=finite,
         help="largest median relative error of equal features (default: by dtype, 0.03 in bfloat16); a quantised target needs more",
     )
 

@@ -45,7 +45,10 @@ def compare(first: Path, second: Path, quantity: Quantity = "speedup", allowed: 
         if found is not None:
             cells.append(entry(cell, found))
     if not cells:
-        raise InvalidMeasurement(f"{first} and {second} have no cell that both measured with two valid launches of each arm")
+        raise InvalidMeasurement(
+            f"{first} and {second} have no cell that both measured with two valid launches of each arm",
+            hint="`draftsmith bench --summarise DIR` shows the cells of each, and why launches are invalid",
+        )
     invalid = [len({row["launch"] for row in summary["invalid"]}) for summary in summaries]
     return {
         "first": str(first),

@@ -14,11 +14,11 @@ from packaging.version import Version
 
 from draftsmith.check.args import above_zero
 from draftsmith.check.head import Head, flag, head_of, keys_table, speculative_config
-from draftsmith.check.kinds import differs_by_layer
 from draftsmith.check.raises import raised
 from draftsmith.check.subject import Subject
 from draftsmith.check.tapping import runner_of
 from draftsmith.findings import Finding
+from draftsmith.models.config_keys import differs_by_layer
 from draftsmith.models.text_config import text_part
 
 OVERRIDE = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"

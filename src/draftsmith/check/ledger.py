@@ -15,12 +15,12 @@ from packaging.version import Version
 
 from draftsmith.check.drafter_files import file_findings, read_tensors
 from draftsmith.check.head import Head, flag, head_of, keys_table
-from draftsmith.check.kinds import differs_by_layer
 from draftsmith.check.registry import registry_findings
 from draftsmith.check.subject import Subject
 from draftsmith.check.tapping import num_features
 from draftsmith.check.vocabulary import embedding_findings, head_type_findings, vocabulary_findings
 from draftsmith.findings import Finding
+from draftsmith.models.config_keys import differs_by_layer
 from draftsmith.models.text_config import text_part
 
 FLOATS = {"F32", "F16", "BF16", "F64"}

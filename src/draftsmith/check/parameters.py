@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from draftsmith.check.kinds import differs_by_layer
+from draftsmith.models.config_keys import differs_by_layer
 from draftsmith.models.text_config import text_part
 
 # bits of the scales that go with every group of quantised weights: quant method -> (bits of a weight, bits of a scale, group)

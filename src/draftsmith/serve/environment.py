@@ -37,7 +37,9 @@ def read_env_file(path: Path) -> dict[str, str]:
             continue
         name, separator, value = line.partition("=")
         if not separator or not name.strip().isidentifier():
-            raise UsageError(f"{path}, line {number}: not NAME=VALUE")  # the line itself may be a secret
+            raise UsageError(
+                f"{path}, line {number}: not NAME=VALUE", hint="one variable a line; # begins a comment"
+            )  # the line itself may be a secret
         value = value.strip()
         found[name.strip()] = value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
     return found

@@ -65,7 +65,7 @@ def rounds_of(engine: str) -> ModuleType:
 def profile(subject: Subject, load: Load, talk: Talk) -> dict[str, Any]:
     """Measure. Raises UsageError for a load of nothing, InvalidMeasurement when the server has no counters or did no rounds."""
     if min(load.concurrency, load.requests, load.output_tokens) < 1 or (load.watch_s is not None and not 0 < load.watch_s < math.inf):
-        raise UsageError("concurrency, requests, output tokens and seconds must be above zero")
+        raise UsageError("concurrency, requests, output tokens and seconds must be above zero", hint="draftsmith serve profile --help")
     engine = rounds_of(subject.engine)
     model = served_model(subject.url)
     if load.watch_s is None:
@@ -159,7 +159,7 @@ def send(url: str, model: str, load: Load) -> None:
         status, text = fetch(f"{url}/v1/chat/completions", body, REQUEST_TIMEOUT_S)
         if status != 200:
             stop.set()
-            raise InvalidMeasurement(f"{url} answered {status}: {text[:300]}")
+            raise InvalidMeasurement(f"{url} answered {status}: {text[:300]}", hint="`draftsmith serve logs` says more")
 
     with ThreadPoolExecutor(load.concurrency) as pool:
         list(pool.map(ask, range(load.requests)))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 LARGEST = 2**40
@@ -27,11 +29,14 @@ verifier config_groups weights draftsmith
 """
 SIZES, COUNTS, MAPPINGS = (frozenset(names.split()) for names in (ABOVE_ZERO, WHOLE, NESTED))
 NUMBERS = frozenset({"factor"})
-WORDS = frozenset({"model_type", "speculators_model_type", "quant_method", "quant_algo", "rope_type", "dtype", "torch_dtype"})
+WORDS = frozenset(
+    {"model_type", "speculators_model_type", "quant_method", "quant_algo", "rope_type", "dtype", "torch_dtype", "name_or_path"}
+)
 LISTS = {
     "architectures": str,
     "layer_types": str,
     "target_layer_ids": int,
+    "layer_ids": int,
     "eagle_aux_hidden_state_layer_ids": int,
     "aux_hidden_state_layer_ids": int,
     "dspark_target_layer_ids": int,
@@ -43,6 +48,19 @@ LISTS = {
     "proposal_methods": dict,
 }
 WANTED = {str: "words", int: "whole numbers", dict: "mappings"}
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """A config.json as it stands. Raises OSError, and ValueError for what no engine can use: no JSON, no mapping, words for numbers."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"{path} holds {type(config).__name__}, not a mapping")
+    if wrong := list(problems(config)):
+        raise ValueError(f"{path}: {'; '.join(wrong[:3])}")
+    return config
 
 
 def problems(config: Mapping[str, Any], outer: str = "") -> Iterator[str]:
