@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import TypeAdapter
+
 from draftsmith.bench.settings import BenchSettings
 from draftsmith.errors import InvalidMeasurement, UsageError
 from draftsmith.manifest import atomic_write_json, read_json, read_jsonl, shaped
@@ -68,7 +70,12 @@ def read_context(folder: Path) -> Context:
     if content.pop("schema", None) != SCHEMA:
         raise UsageError(f"{path} was written by another version", hint="run the bench again")
     with shaped(path):
-        return Context(**{**content, "settings": BenchSettings.model_validate(content["settings"])})
+        found = TypeAdapter(Context).validate_python(content)
+        for entry in found.break_even:
+            if not isinstance(entry["accept_len"], int | float):
+                raise ValueError(f"accept_len of break_even is {entry['accept_len']!r}")
+            _ = entry["concurrency"], entry["depth"]
+        return found
 
 
 # --- comparing conditions --------------------------------------------------------------------------------------------

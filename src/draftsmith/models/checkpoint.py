@@ -140,9 +140,7 @@ def weights_of(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
-        raise EnvironmentFailed(
-            f"{path} is damaged or not whole: {error}", hint="copy it, or run its stage, again"
-        ) from None
+        raise EnvironmentFailed(f"{path} is damaged or not whole: {error}", hint="copy it, or run its stage, again") from None
 
 
 def load_exported(folder: Path, target: Target, dtype: torch.dtype = torch.float32) -> Eagle3Drafter:

@@ -40,7 +40,11 @@ def bench_section(folder: Path, manifest: Manifest | None) -> dict[str, Any]:
             "arms": safe_arms(summary.get("arms")),
             "conditions": read_conditions(folder),
         }
-        return Verdict.model_validate(section).model_dump(mode="json")
+        found = Verdict.model_validate(section).model_dump(mode="json")
+        there = {row["launch"] for row in rows}
+        if lost := [row["launch"] for row in found["timeline"] if row["launch"] not in there]:
+            raise ValueError(f"it tells of launch {lost[0]}, which {LAUNCHES} has not; compute it anew: draftsmith bench --summarise {folder}")
+        return found
 
 
 def launch_row(row: dict[str, Any]) -> dict[str, Any]:
