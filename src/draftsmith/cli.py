@@ -14,7 +14,7 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -200,8 +200,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         words[:2] = [" ".join(words[:2])]
     elif inside := [name for name in OTHER if name.split()[0] == words[0]]:
         raise UsageError(f"no command {' '.join(words[:2])!r}", hint=f"one of: {', '.join(inside)}")
-    elif words[0] == "serve" and len(words) > 1 and re.fullmatch("[a-z]+", words[1]) and not Path(words[1]).exists():
-        hint = did_you_mean(" ".join(words[:2]), list(serving.COMMANDS))
+    elif (more := commands_of(words[0], known)) and len(words) > 1 and re.fullmatch("[a-z]+", words[1]) and not Path(words[1]).exists():
+        hint = did_you_mean(" ".join(words[:2]), more)
         raise UsageError(f"no command {' '.join(words[:2])!r}, and no recipe of that name", hint=hint)
     elif words[0] not in known and not words[0].startswith("-"):
         raise UsageError(f"no command {words[0]!r}", hint=did_you_mean(words[0], list(known)))
@@ -217,6 +217,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         )
     args.pasted = pasted or []
     return args
+
+
+def commands_of(stage: str, known: Iterable[str]) -> list[str]:
+    """`serve status` and the like, of a word that is a command by itself too."""
+    return [name for name in known if name.startswith(f"{stage} ")] if stage in STAGES else []
 
 
 def split_pasted(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:

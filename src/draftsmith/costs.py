@@ -91,7 +91,7 @@ def measured_speedups(path: Path) -> dict[int, list[str]]:
     try:
         cells = json.loads(path.read_text())["cells"]
         return {cell["concurrency"]: [str(cell["speedup"][key]) for key in ("ratio", "low", "high")] for cell in cells}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(f"{path}: no speed-ups of a bench ({error!r})", hint="RUN_FOLDER/bench/summary.json") from error
 
 
@@ -153,16 +153,23 @@ def payback_options(command: argparse.ArgumentParser) -> None:
 
 def probe_collectives(args: argparse.Namespace) -> Answer:
     """All-reduce time against rows, in every arm that was asked for."""
+    import shutil
     import sys
 
+    from draftsmith.errors import EnvironmentFailed
     from draftsmith.job import Talk
     from draftsmith.measure import collectives
+    from draftsmith.settings import numbers
 
     known = {arm.name: arm for arm in collectives.GPU_ARMS}
     names = args.arms.split(",") if args.arms else list(known) if args.device == "cuda" else ["default"]
     if unknown := [name for name in names if name not in known]:
         raise UsageError(f"no arm {unknown[0]!r}", hint=f"arms: {', '.join(known)}")
-    rows, hidden = (tuple(int(number(word, "rows")) for word in text.split(",")) for text in (args.rows, args.hidden))
+    rows, hidden = numbers("--rows", args.rows, different=True), numbers("--hidden", args.hidden, different=True)
+    if args.ranks < 2:
+        raise UsageError(f"--ranks {args.ranks}: there is nothing to reduce", hint="two processes or more, one a GPU")
+    if args.device == "cuda" and args.python is None and not shutil.which("nvidia-smi") and not Path("/dev/nvidia0").exists():
+        raise EnvironmentFailed("there is no NVIDIA GPU here", hint="--device cpu tries the probe out with gloo")
     settings = collectives.Settings(args.ranks, args.device, rows, hidden, python=args.python or sys.executable)
     document = collectives.run(settings, [known[name] for name in names], args.out, Talk(quiet=args.quiet))
     return document, "\n".join(map(collectives.describe, document["arms"])), 0

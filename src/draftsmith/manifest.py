@@ -26,7 +26,7 @@ from draftsmith.errors import EnvironmentFailed
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
-AGAIN = "it was changed or damaged; delete its folder and run the command that makes it again"
+AGAIN = "it was changed or damaged: restore it, or move its folder away and run the command that makes it again"
 
 
 # --- atomic writes ---------------------------------------------------------------------------------------------------
@@ -73,6 +73,15 @@ def atomic_write_text(path: Path, content: str) -> None:
 
 def atomic_write_json(path: Path, content: Any) -> None:
     atomic_write_text(path, json.dumps(content, indent=2, sort_keys=False) + "\n")
+
+
+def make_folder(folder: Path, option: str) -> Path:
+    """The folder, made with those around it. Raises EnvironmentFailed when that cannot be; option: what chooses another."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EnvironmentFailed(f"cannot make the folder {folder}: {error.strerror}", hint=f"choose another with {option}") from error
+    return folder
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from draftsmith.settings import DrafterSettings, EngineSettings, Settings, Targe
 from draftsmith.train.settings import TrainSettings
 from draftsmith.tune.settings import TuneSettings
 from draftsmith.verify.settings import VerifySettings
-from draftsmith.written import read_yaml
+from draftsmith.yaml_text import read_yaml
 
 COMPLETE = "see recipes/smollm2-cpu.yaml for a complete recipe"
 

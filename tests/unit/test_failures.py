@@ -24,7 +24,7 @@ from draftsmith.measure.credentials import server_url
 from draftsmith.recipe import load_recipe
 from draftsmith.serve import records
 from draftsmith.serve.http import connect
-from draftsmith.written import read_yaml
+from draftsmith.yaml_text import read_yaml
 
 PACKAGE = Path(cli.__file__).parent
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "smollm2-cpu.yaml"

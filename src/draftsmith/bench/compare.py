@@ -34,6 +34,8 @@ def compare(first: Path, second: Path, quantity: Quantity = "speedup", allowed: 
     that matter, or when the runs share no cell that both measured.
     """
     folders = [bench_folder(first), bench_folder(second)]
+    if folders[0].resolve() == folders[1].resolve():
+        raise UsageError(f"{first} and {second} are the same bench", hint="name two that were measured")
     contexts = [read_context(folder) for folder in folders]
     differences = differences_between(*contexts, allowed=allowed)
     refuse(differences, first, second)

@@ -72,9 +72,9 @@ def read_context(folder: Path) -> Context:
     with shaped(path):
         found = TypeAdapter(Context).validate_python(content)
         for entry in found.break_even:
-            if not isinstance(entry["accept_len"], int | float):
-                raise ValueError(f"accept_len of break_even is {entry['accept_len']!r}")
-            _ = entry["concurrency"], entry["depth"]
+            needed = ("concurrency", "depth", "accept_len", *(("round_s", "decode_step_s") if "round_s" in entry else ()))
+            if wrong := [name for name in needed if not isinstance(entry[name], int | float)]:
+                raise ValueError(f"{wrong[0]} of break_even is {entry[wrong[0]]!r}")
         return found
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from draftsmith.engines.protocol import Arm
 from draftsmith.manifest import read_jsonl, shaped
@@ -38,7 +39,7 @@ class Measured(BaseModel):
     usage_tokens: int
     counter_tokens: int | None
     acceptance: Counted | None
-    tok_s: float = 0.0
+    tok_s: float | None = None
 
 
 class Launched(BaseModel):
@@ -49,6 +50,15 @@ class Launched(BaseModel):
     arm: Arm
     invalid: list[str]
     cells: list[Measured]
+    gpu_set: int = 0
+    canary_tok_s: float | None = None
+    canary_end_tok_s: float | None = None
+
+    @model_validator(mode="after")
+    def has_speeds(self) -> Launched:
+        if not self.invalid and any(cell.tok_s is None for cell in self.cells):
+            raise ValueError("a load of a valid launch has no tok_s")
+        return self
 
 
 def launch_rows(path: Path) -> list[Row]:
@@ -79,6 +89,8 @@ def reply_of(row: Row) -> Reply:
     wrong = next((name for name, kinds in KINDS.items() if not isinstance(getattr(reply, name), kinds)), None)
     if wrong is not None:
         raise ValueError(f"{wrong} is {getattr(reply, wrong)!r}")
+    if any(math.isinf(getattr(reply, name)) for name in TIMES) or not math.isfinite(reply.client_lag_s):
+        raise ValueError("a time is infinite")
     if not all(isinstance(count, int) for count in reply.reached or ()):
         raise ValueError(f"reached is {list(reply.reached or ())}")
     return reply

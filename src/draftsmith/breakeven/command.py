@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from draftsmith.breakeven import lockstep, stage
 from draftsmith.breakeven.lockstep import Models
 from draftsmith.breakeven.page import PAGE
@@ -47,14 +49,7 @@ def breakeven(asked: Asked, pasted: Sequence[str], talk: Talk) -> tuple[dict[str
     source = asked.target
     name = source.stem if source.is_file() else source.resolve().name
     folder = asked.out or Path("runs") / f"{name}_breakeven"
-    settings = BreakevenSettings(
-        depths=numbers("--depths", asked.depths, different=True),
-        concurrency=numbers("--concurrency", asked.concurrency, different=True),
-        output_tokens=asked.tokens,
-        replicates=asked.replicates,
-        start_together=asked.together,
-        min_speedup=asked.min_speedup,
-    )
+    settings = settings_of(asked)
     engine_settings = EngineSettings(name=asked.engine, python=asked.python, flags=flags_of(pasted), ready_timeout_s=900.0)
     engine, python = engine_for(engine_settings)
     job = Job(folder, source, engine_settings, DrafterSettings(draft_vocab_size=asked.draft_vocab), talk)
@@ -68,6 +63,26 @@ def breakeven(asked: Asked, pasted: Sequence[str], talk: Talk) -> tuple[dict[str
     invalid = [f"left out: {reason}" for reason in summary["invalid"]]
     text = [*(entry["pays_if"] for entry in summary["break_even"]), *invalid, f"page: {page}", summary["advice"]]
     return summary | {"page": str(page)}, "\n".join(filter(None, text)), 3 if invalid else 1 if summary["advice"] else 0
+
+
+def settings_of(asked: Asked) -> BreakevenSettings:
+    """The stage's settings. Raises UsageError naming the option that cannot be meant."""
+    if asked.draft_vocab < 1:
+        raise UsageError(f"--draft-vocab {asked.draft_vocab}: expected 1 or more", hint="draftsmith breakeven --help")
+    try:
+        return BreakevenSettings(
+            depths=numbers("--depths", asked.depths, different=True),
+            concurrency=numbers("--concurrency", asked.concurrency, different=True),
+            output_tokens=asked.tokens,
+            replicates=asked.replicates,
+            start_together=asked.together,
+            min_speedup=asked.min_speedup,
+        )
+    except ValidationError as error:
+        problem = error.errors()[0]
+        name = str(problem["loc"][0]) if problem["loc"] else ""
+        option = {"output_tokens": "--tokens"}.get(name, f"--{name.replace('_', '-')}") if name else "--concurrency"
+        raise UsageError(f"{option}: {problem['msg']} (found {problem['input']!r})", hint="draftsmith breakeven --help") from None
 
 
 def with_counters(asked: Asked, job: Job, settings: BreakevenSettings) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from draftsmith.errors import UsageError
-from draftsmith.written import LOADER
+from draftsmith.yaml_text import LOADER
 
 FOLDER = Path(__file__).with_name("codes")
 

@@ -21,7 +21,7 @@ from draftsmith.errors import UsageError
 from draftsmith.findings import Finding
 from draftsmith.models.config_keys import LARGEST, read_config_file
 from draftsmith.settings import FlagValue
-from draftsmith.written import read_yaml
+from draftsmith.yaml_text import read_yaml
 
 HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
 SIZES = {"": 2**30, "g": 2**30, "gib": 2**30, "gb": 10**9, "m": 2**20, "mib": 2**20, "mb": 10**6, "t": 2**40, "tib": 2**40, "tb": 10**12}

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from draftsmith.check.shell import tokens
-from draftsmith.written import ERRORS, LOADER
+from draftsmith.yaml_text import ERRORS, LOADER
 
 LOOKS_LIKE_ONE = re.compile(r"(?m)^\s*(?:- |\[|(?:args|command|entrypoint|image|services|containers|spec)\s*:)")
 DOCKERFILE = re.compile(r"(?m)^\s*(ENTRYPOINT|CMD)\s+(\[.*\])\s*$")

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from packaging.version import Version
 
-from draftsmith.written import LOADER
+from draftsmith.yaml_text import LOADER
 
 Row = Mapping[str, Any]
 

@@ -10,9 +10,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pydantic import TypeAdapter
+
 from draftsmith.engines.home import home
 from draftsmith.engines.locking import file_lock
 from draftsmith.engines.process import start_ticks
+from draftsmith.engines.registry import ENGINES
 from draftsmith.errors import UsageError
 from draftsmith.manifest import atomic_write_json, read_json, shaped
 
@@ -84,7 +87,10 @@ def read(name: str) -> Record | None:
     hint = f"its processes carry {MARK} in their environment; end them, then remove {path}"
     content, known = read_json(path, hint), Record.__dataclass_fields__
     with shaped(path, hint):
-        return Record(**{key: value for key, value in content.items() if key in known})
+        record = TypeAdapter(Record).validate_python({key: value for key, value in content.items() if key in known})
+        if record.engine.partition("==")[0] not in ENGINES:
+            raise ValueError(f"engine {record.engine!r} is not known")
+        return record
 
 
 def all_records() -> list[Record]:
