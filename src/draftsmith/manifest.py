@@ -21,6 +21,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from pydantic_core import ValidationError
+
 from draftsmith import __version__
 from draftsmith.errors import EnvironmentFailed
 
@@ -170,6 +172,10 @@ def shaped(path: Path, hint: str = "") -> Iterator[None]:
         raise EnvironmentFailed(f"{path} cannot be read: {error.strerror or error}", hint=hint or AGAIN) from None
     except KeyError as error:
         raise EnvironmentFailed(f"{path} has no key {error}", hint=hint or AGAIN) from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise EnvironmentFailed(f"{path} is malformed: {f'{where}: ' if where else ''}{first['msg']}", hint=hint or AGAIN) from None
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise EnvironmentFailed(f"{path} is malformed: {' '.join(str(error).split())[:300]}", hint=hint or AGAIN) from error
 

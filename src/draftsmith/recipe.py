@@ -116,7 +116,8 @@ def explain(error: ValidationError) -> str:
             said = problem["msg"].removeprefix("Value error, ")
             lines.append(f"{where}: {said}" if where else said)
         else:
-            lines.append(f"{where}: {problem['msg']} (found {shortened(problem['input'])})")
+            said = problem["msg"].replace("tuple", "list").replace("Tuple", "List").replace("dictionary", "mapping")
+            lines.append(f"{where}: {said} (found {shortened(problem['input'])})")
     return "; ".join(lines)
 
 

@@ -139,6 +139,8 @@ def show_logs(args: argparse.Namespace) -> Answer:
     from draftsmith.errors import EnvironmentFailed, UsageError
     from draftsmith.serve import service, systemd
 
+    if args.lines < 1:
+        raise UsageError(f"-n {args.lines}: expected 1 or more", hint="-f goes on as the log grows")
     record = one(args.name)
     if record.unit and args.follow:
         raise UsageError(

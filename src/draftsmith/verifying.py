@@ -22,6 +22,8 @@ def verify_wiring(args: argparse.Namespace) -> Answer:
     from draftsmith.runfolder import disk_errors_said_plainly, locked
 
     trained = boundaries(args.trained) if args.trained else None
+    if args.tolerance is not None and args.tolerance <= 0:
+        raise UsageError(f"--tolerance {args.tolerance:g}: expected a relative error above 0", hint="for example --tolerance 0.03")
     _, job = open_recipe(args)
     with disk_errors_said_plainly(job.run), locked(job.run):
         from draftsmith.verify.wiring_run import run, sentence
