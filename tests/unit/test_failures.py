@@ -36,8 +36,9 @@ RAISED = {"UsageError", "EnvironmentFailed", "CheckFailed"}
 
 def without_hint(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text())):
-        ours = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in RAISED
-        if ours and len(node.args) < 2 and not any(keyword.arg == "hint" for keyword in node.keywords):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in RAISED):
+            continue
+        if len(node.args) < 2 and not any(keyword.arg == "hint" for keyword in node.keywords):
             yield f"{path.relative_to(PACKAGE)}:{node.lineno}"
 
 
@@ -174,7 +175,7 @@ PAGES: list[Any] = ["", "<html>", "[1]", "null", '"x"', DEEP, '{"data": 1}', '{"
 def test_a_page_that_is_not_what_it_should_be_tells_nothing(number: int) -> None:
     page = PAGES[number]
     assert first_model(page) == {}
-    pages = {} if page is None else dict.fromkeys(("/v1/models", "/server_info", "/server_info?config_format=json"), page)
+    pages: dict[str, Any] = {} if page is None else dict.fromkeys(("/v1/models", "/server_info", "/server_info?config_format=json"), page)
     assert vllm_effective("", pages) == {}
     assert sglang_effective("", pages) in ({}, {"data": "1"})
 
