@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import difflib
 import json
+import math
 import os
 import re
 import signal
@@ -269,8 +270,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write("\nerror: this is a fault of Draftsmith itself, please report it with the lines above\n")
         document, text, code = failure("Fault", f"{type(error).__name__}: {error}", "please report it", FAULT)
     if as_json:
-        text = "" if document is None else json.dumps(document, indent=2)  # `watch` has printed its lines
+        text = "" if document is None else json.dumps(as_json_has_it(document), indent=2)  # `watch` has printed its lines
     return deliver(text, code)
+
+
+def as_json_has_it(value: Any) -> Any:
+    """The document with null for NaN and infinity, which JSON does not have: what is not known is absent."""
+    if isinstance(value, dict):
+        return {key: as_json_has_it(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json_has_it(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def deliver(text: str, code: int) -> int:

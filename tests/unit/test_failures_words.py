@@ -153,3 +153,7 @@ def test_help_is_made_of_sentences() -> None:
     for command in commands.values():
         assert command.description[-1] in ".?", command.description
         assert not command.description.endswith("?."), command.description
+
+
+def test_json_holds_no_nan() -> None:
+    assert cli.as_json_has_it({"a": [float("nan"), (1.5, float("inf"))], "b": {"c": 2}}) == {"a": [None, [1.5, None]], "b": {"c": 2}}
