@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "draftsmith"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 LIBRARIES = {"models", "engines", "decode", "measure"}
-NOUNS = {"errors", "manifest", "metrics", "settings", "job", "samples", "findings", "store", "stages"}
+NOUNS = {"errors", "manifest", "metrics", "settings", "job", "samples", "findings", "store", "stages", "written", "yaml_text"}
 # what drives the stages; nothing else imports these. `serving` has the commands of servers that outlive a command, `measuring` those
 # around measurements, `costs` those that need no recipe: no stage is run by them.
 FLOW = {

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftsmith.commands import Answer, Commands, open_recipe, recipe_arguments
 from draftsmith.errors import UsageError
+from draftsmith.written import finite
 
 if TYPE_CHECKING:
     from draftsmith.verify.lossless.settings import Audit
@@ -36,6 +37,7 @@ def verify_lossless(args: argparse.Namespace) -> Answer:
 
 
 def of_urls(args: argparse.Namespace, audit: Audit) -> Answer:
+    from draftsmith.engines.targets import target_folder
     from draftsmith.job import Talk
     from draftsmith.runfolder import disk_errors_said_plainly, locked
     from draftsmith.verify.lossless import run as lossless_run
@@ -47,11 +49,12 @@ def of_urls(args: argparse.Namespace, audit: Audit) -> Answer:
         raise UsageError("settings and --run-folder are for a recipe", hint="--out DIR says where the audit of servers goes")
     if args.prompts == "heldout":
         raise UsageError("--prompts heldout is for a recipe", hint="builtin, five, or a .jsonl or .parquet file")
+    target = target_folder(str(args.target)) if args.target is not None else None
     folder = args.out or Path("runs") / "lossless-url"
     with locked(folder, "--out"), disk_errors_said_plainly(folder, "--out"):
         talk = Talk(quiet=args.quiet)
         source = args.prompts or "builtin"
-        return told(lossless_run.of_urls(args.url, args.target, source, args.endpoint, audit, folder, talk), folder)
+        return told(lossless_run.of_urls(args.url, target, source, args.endpoint, audit, folder, talk), folder)
 
 
 def of_recipe(args: argparse.Namespace, audit: Audit) -> Answer:
@@ -112,9 +115,12 @@ def options(command: argparse.ArgumentParser) -> None:
         "--sampling", metavar="WAY", action="append", help="temperature=1 (default), with top_p=.. and top_k=..; may be repeated"
     )
     command.add_argument(
-        "--near-tie", metavar="LOGITS", type=float, help="gap below which rounding may decide (default 0.5; for float32 servers give 0.001)"
+        "--near-tie",
+        metavar="LOGITS",
+        type=finite,
+        help="gap below which rounding may decide (default 0.5; for float32 servers give 0.001)",
     )
-    command.add_argument("--largest-tv", metavar="TV", type=float, help="shift that sampling must find with 80 %% power (default 0.25)")
+    command.add_argument("--largest-tv", metavar="TV", type=finite, help="shift that sampling must find with 80 %% power (default 0.25)")
     command.add_argument(
         "--skip", metavar="PART", action="append", help="greedy, sampling, json, tools, stop, logprobs or long; may be repeated"
     )

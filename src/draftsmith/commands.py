@@ -71,13 +71,18 @@ def check(args: argparse.Namespace) -> Answer:
 
         entry = explain(args.explain)
         return entry, explained(entry), 0
+    names = ("engine", "target", "drafter", "concurrency", "context_length", "gpus", "gpu_memory", "config")
     if args.recipe is not None:
         if args.pasted:
             raise UsageError("a recipe and a launch command at once", hint="give one of the two")
+        if given := [name for name in names if getattr(args, name) is not None]:
+            hint = "in a recipe: engine.name, target.model, check.concurrency, check.context_length, as KEY=VALUE too"
+            raise UsageError(f"--{given[0].replace('_', '-')} is for a launch command", hint=hint)
         return run_stage(args)
+    if args.dry_run or args.run_folder is not None:
+        raise UsageError("--dry-run and --run-folder are for a recipe", hint="draftsmith check RECIPE")
     from draftsmith.check.command import Asked, check_launch
 
-    names = ("engine", "target", "drafter", "concurrency", "context_length", "gpus", "gpu_memory", "config")
     return check_launch(Asked(**{name: getattr(args, name) for name in names}), args.pasted)
 
 

@@ -6,14 +6,13 @@ A stage is a module `draftsmith.<name>.stage` with the names of the `Stage` prot
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from draftsmith.manifest import Manifest
+from draftsmith.manifest import Manifest, read_json
 from draftsmith.settings import DrafterSettings, EngineSettings
 
 
@@ -84,8 +83,8 @@ class Job:
         return manifest.summary
 
     def read(self, stage: str, name: str) -> Any:
-        """A JSON file that a finished stage left."""
-        return json.loads((self.folder(stage) / name).read_text())
+        """A JSON file that a finished stage left. Raises EnvironmentFailed when it is not there, or damaged."""
+        return read_json(self.folder(stage) / name)
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from pydantic_core import ValidationError
+
 from draftsmith import __version__
 from draftsmith.errors import EnvironmentFailed
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
+AGAIN = "it was changed or damaged: restore it, or move its folder away and run the command that makes it again"
 
 
 # --- atomic writes ---------------------------------------------------------------------------------------------------
@@ -74,12 +77,27 @@ def atomic_write_json(path: Path, content: Any) -> None:
     atomic_write_text(path, json.dumps(content, indent=2, sort_keys=False) + "\n")
 
 
+def make_folder(folder: Path, option: str) -> Path:
+    """The folder, made with those around it. Raises EnvironmentFailed when that cannot be; option: what chooses another."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EnvironmentFailed(f"cannot make the folder {folder}: {error.strerror}", hint=f"choose another with {option}") from error
+    return folder
+
+
 @contextmanager
 def atomic_folder(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside `folder`; on a clean exit it replaces `folder`, otherwise it is removed."""
+    """Yield a temporary folder beside `folder`; on a clean exit it replaces `folder`, otherwise it is removed.
+
+    Raises EnvironmentFailed when no folder can be made there.
+    """
     new = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     shutil.rmtree(new, ignore_errors=True)
-    new.mkdir(parents=True)
+    try:
+        new.mkdir(parents=True)
+    except OSError as error:
+        raise EnvironmentFailed(f"cannot make the folder {folder}: {error.strerror}", hint="choose another place") from error
     try:
         yield new
         for file in new.rglob("*"):
@@ -116,20 +134,59 @@ def drop_cut_line(file: BinaryIO) -> None:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """All whole lines of a JSONL file; a last line cut short by a kill is dropped. A missing file has no lines."""
+    """All whole lines of a JSONL file; a last line cut short by a kill is dropped. A missing file has no lines.
+
+    Raises EnvironmentFailed naming the first line that is no JSON object.
+    """
     if not path.exists():
         return []
     rows: list[dict[str, Any]] = []
-    lines = path.read_text().split("\n")
+    with shaped(path):
+        lines = path.read_text().split("\n")
     for number, line in enumerate(lines):
         if not line:
             continue
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            if number != len(lines) - 1:
-                raise EnvironmentFailed(f"{path}: line {number + 1} is not JSON", hint="delete the stage's folder and run again") from None
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            if number == len(lines) - 1:
+                break
+            row = None
+        if not isinstance(row, dict):
+            raise EnvironmentFailed(f"{path}: line {number + 1} is not a JSON object", hint=AGAIN)
+        rows.append(row)
     return rows
+
+
+@contextmanager
+def shaped(path: Path, hint: str = "") -> Iterator[None]:
+    """Around the reading of a file that Draftsmith wrote: one EnvironmentFailed that names the file, whatever became of it since.
+
+    For reading alone: what is worked out of a file that was read is not to be called malformed.
+    """
+    try:
+        yield
+    except FileNotFoundError:
+        raise EnvironmentFailed(f"{path} is missing", hint=hint or AGAIN) from None
+    except OSError as error:
+        raise EnvironmentFailed(f"{path} cannot be read: {error.strerror or error}", hint=hint or AGAIN) from None
+    except KeyError as error:
+        raise EnvironmentFailed(f"{path} has no key {error}", hint=hint or AGAIN) from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise EnvironmentFailed(f"{path} is malformed: {f'{where}: ' if where else ''}{first['msg']}", hint=hint or AGAIN) from None
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise EnvironmentFailed(f"{path} is malformed: {' '.join(str(error).split())[:300]}", hint=hint or AGAIN) from error
+
+
+def read_json(path: Path, hint: str = "") -> dict[str, Any]:
+    """A JSON object that Draftsmith wrote. Raises EnvironmentFailed naming the file when it is not there, or holds anything else."""
+    with shaped(path, hint):
+        content = json.loads(path.read_text())
+        if not isinstance(content, dict):
+            raise ValueError(f"it holds {type(content).__name__}, expected an object")
+        return content
 
 
 # --- hashes ----------------------------------------------------------------------------------------------------------
@@ -223,10 +280,15 @@ class Manifest:
         path = folder / MANIFEST
         if not path.exists():
             return None
-        content = json.loads(path.read_text())
+        content = read_json(path)
         if content.get("schema") != SCHEMA:
             raise EnvironmentFailed(f"{path}: schema {content.get('schema')}, this version reads {SCHEMA}", hint="use a new run folder")
-        return cls(**content)
+        with shaped(path):
+            known = cls(**content)
+            for name in ("config", "inputs", "outputs", "summary", "provenance"):
+                if not isinstance(getattr(known, name), dict):
+                    raise ValueError(f"{name} is no mapping")
+            return known
 
     def damaged(self, folder: Path) -> list[str]:
         """Names of output files that are missing or no longer have the recorded digest."""

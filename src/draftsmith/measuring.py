@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftsmith.commands import Answer, Commands, run_stage
 from draftsmith.errors import UsageError
+from draftsmith.written import finite
 
 if TYPE_CHECKING:
     from draftsmith.bench.settings import BenchSettings
@@ -34,7 +35,11 @@ def bench(args: argparse.Namespace) -> Answer:
             key = {"load": "loads", "noise_blocks": "noise_launches"}.get(unused[0], unused[0])
             hint = "in a recipe: --run-folder" if key == "out" else f"in a recipe: bench.{key}=..."
             raise UsageError(f"{option} is for running servers (--url)", hint=hint)
+    if args.recipe is None and args.run_folder is not None:
+        raise UsageError("--run-folder is for a recipe", hint="--url: --out DIR; --summarise names the folder itself")
     if args.summarise is not None:
+        if args.dry_run or args.min_speedup:
+            raise UsageError("--summarise computes anew with the settings of the bench", hint="leave --dry-run and --min-speedup out")
         return summarise(args)
     if args.url is not None:
         return bench_running(args)
@@ -102,8 +107,8 @@ def settings_from(args: argparse.Namespace) -> BenchSettings:
     from draftsmith.settings import numbers
 
     loads = [load_from_text(text) for text in args.load or ()]
-    concurrency = numbers("--concurrency", args.concurrency) if args.concurrency else (() if loads else (1, 4))
-    values: dict[str, Any] = {"concurrency": concurrency, "loads": loads, "prompts": args.prompts or "builtin"}
+    concurrency = numbers("--concurrency", args.concurrency) if args.concurrency is not None else (() if loads else (1, 4))
+    values: dict[str, Any] = {"concurrency": concurrency, "loads": loads, "prompts": "builtin" if args.prompts is None else args.prompts}
     values["pairs"] = args.pairs if args.pairs is not None else max(2, min(PAIRS, args.pairs_max or PAIRS))
     values["endpoint"] = args.endpoint or "chat"
     values["slo"] = dict(limit_from_text(text) for text in args.slo or ())
@@ -112,7 +117,7 @@ def settings_from(args: argparse.Namespace) -> BenchSettings:
         values["requests"] = asked[: len(concurrency)] or None
         for load, count in zip(loads, asked[len(concurrency) :], strict=False):
             load["requests"] = count
-    if args.output_tokens:
+    if args.output_tokens is not None:
         lengths = list(numbers("--output-tokens", args.output_tokens))
         values["output_tokens"] = lengths if len(lengths) > 1 else lengths[0]
     values |= {name: getattr(args, name) for name in ("reasoning", "pairs_max") if getattr(args, name) is not None}
@@ -140,15 +145,15 @@ def limit_from_text(text: str) -> tuple[str, float]:
     """ttft_s=0.5. Raises UsageError."""
     name, _, value = text.partition("=")
     try:
-        return name, float(value)
-    except ValueError:
+        return name, finite(value)
+    except argparse.ArgumentTypeError:
         raise UsageError(f"--slo {text!r} is not LIMIT=SECONDS", hint="for example --slo ttft_s=0.5 --slo tpot_s=0.05") from None
 
 
 def load_from_text(text: str) -> dict[str, Any]:
     """poisson:2 or trace:FILE. Raises UsageError."""
     kind, _, rest = text.partition(":")
-    if kind == "poisson" and rest.replace(".", "", 1).isdigit():
+    if kind == "poisson" and rest.replace(".", "", 1).isdecimal():
         return {"kind": "poisson", "rate": float(rest)}
     if kind == "trace" and rest:
         return {"kind": "trace", "file": rest}

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ValidationError, model_validator
 
 from draftsmith.bench.settings import BenchSettings
@@ -23,6 +22,9 @@ from draftsmith.settings import DrafterSettings, EngineSettings, Settings, Targe
 from draftsmith.train.settings import TrainSettings
 from draftsmith.tune.settings import TuneSettings
 from draftsmith.verify.settings import VerifySettings
+from draftsmith.yaml_text import read_yaml
+
+COMPLETE = "see recipes/smollm2-cpu.yaml for a complete recipe"
 
 
 class Recipe(Settings):
@@ -73,15 +75,19 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     overrides: "train.budget_s=60" and the like; the value is read as YAML. Raises UsageError naming the key and the line's problem.
     """
     try:
-        content = yaml.safe_load(path.read_text())
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UsageError(f"no recipe at {path}", hint="recipes that come with Draftsmith are in recipes/") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read the recipe {path}: {error}") from error
-    except yaml.YAMLError as error:
-        raise UsageError(f"{path} is not YAML: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
+        raise UsageError(f"cannot read the recipe {path}: {why}", hint=COMPLETE) from None
+    try:
+        content = read_yaml(text)
+    except ValueError as error:
+        raise UsageError(f"{path} is not YAML that can be meant: {error}", hint=COMPLETE) from None
     if not isinstance(content, dict):
-        raise UsageError(f"{path} holds {type(content).__name__}, expected a mapping with name, target, engine, ...")
+        found = "nothing" if content is None else type(content).__name__
+        raise UsageError(f"{path} holds {found}, expected a mapping with name, target, engine, ...", hint=COMPLETE)
     for override in overrides:
         apply_override(content, override)
     try:
@@ -100,13 +106,14 @@ def apply_override(content: dict[str, Any], override: str) -> None:
     for part in path:
         place = place.setdefault(part, {})
         if not isinstance(place, dict):
-            raise UsageError(f"override {override!r}: {part} is not a mapping in the recipe")
+            raise UsageError(f"override {override!r}: {part} is not a mapping in the recipe", hint=f"{part}=... sets it as a whole")
     try:
-        read = yaml.safe_load(value)
+        read = read_yaml(value)
         # variables are text: 007, 1e3, on and null stay what was typed, while quotes come off
         place[last] = value if path == ["engine", "env"] and not isinstance(read, str) else read
-    except yaml.YAMLError as error:
-        raise UsageError(f"override {override!r}: the value is not YAML") from error
+    except ValueError as error:
+        hint = "quote it for the shell: 'bench.concurrency=[1, 4]'"
+        raise UsageError(f"override {override!r}: the value is not YAML: {error}", hint=hint) from None
 
 
 def explain(error: ValidationError) -> str:
@@ -122,8 +129,14 @@ def explain(error: ValidationError) -> str:
             said = problem["msg"].removeprefix("Value error, ")
             lines.append(f"{where}: {said}" if where else said)
         else:
-            lines.append(f"{where}: {problem['msg']} (found {problem['input']!r})")
+            said = problem["msg"].replace("tuple", "list").replace("Tuple", "List").replace("dictionary", "mapping")
+            lines.append(f"{where}: {said} (found {shortened(problem['input'])})")
     return "; ".join(lines)
+
+
+def shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def suggest(error: ValidationError) -> str:
@@ -134,7 +147,7 @@ def suggest(error: ValidationError) -> str:
             names = known_keys(path)
             close = difflib.get_close_matches(str(wrong), names, n=1)
             return f"did you mean {close[0]!r}?" if close else f"known keys here: {', '.join(names)}"
-    return "see recipes/smollm2-cpu.yaml for a complete recipe"
+    return COMPLETE
 
 
 def known_keys(path: Sequence[Any]) -> list[str]:

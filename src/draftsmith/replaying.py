@@ -4,7 +4,6 @@ needs when it runs."""
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from draftsmith.commands import Answer, Commands, open_recipe, recipe_arguments
 from draftsmith.errors import UsageError
+from draftsmith.written import finite
 
 if TYPE_CHECKING:
     from draftsmith.verify.replay.run import Sources, Subject
@@ -79,9 +79,9 @@ def sources_of(args: argparse.Namespace, run: Path | None, depth: int) -> Source
 
     for name in ("prompts", "output_tokens", "depth"):
         if (value := getattr(args, name)) is not None and value < 1:
-            raise UsageError(f"--{name.replace('_', '-')} {value}: expected 1 or more")
+            raise UsageError(f"--{name.replace('_', '-')} {value}: expected 1 or more", hint="draftsmith verify replay --help")
     if args.temperature < 0:
-        raise UsageError(f"--temperature {args.temperature:g}: expected 0 (greedy) or more")
+        raise UsageError(f"--temperature {args.temperature:g}: expected 0 (greedy) or more", hint="as the server samples; 0 is the default")
     if args.rows is not None and not args.rows.exists():
         raise UsageError(f"--rows {args.rows} does not exist", hint="a capture store (a folder), or a .jsonl or .parquet file")
     if args.url is not None and args.served is not None:
@@ -90,7 +90,7 @@ def sources_of(args: argparse.Namespace, run: Path | None, depth: int) -> Source
     if args.url is not None:
         asking = Asking(args.url, args.output_tokens or OUTPUT_TOKENS, args.temperature, depth)
     elif args.output_tokens is not None:
-        raise UsageError("--output-tokens is for a server that is asked (--url)")
+        raise UsageError("--output-tokens is for a server that is asked (--url)", hint="add --url URL, or leave it out")
     return Sources(run, args.rows, args.split, args.prompts, args.served, asking, args.temperature)
 
 
@@ -111,14 +111,16 @@ def plain(args: argparse.Namespace, subject: Subject) -> Iterator[Subject]:
 
 def exported(folder: Path) -> bool:
     """Is it a folder that the export stage wrote, or nothing that a converter could do more about?"""
+    from draftsmith.models.config_keys import read_config_file
+
     file = folder / "config.json"
     if not file.is_file():
         return True
     try:
-        config = json.loads(file.read_text())
-    except ValueError:
+        config = read_config_file(file)
+    except (OSError, ValueError):
         return True
-    own = isinstance(config, dict) and bool((config.get("draftsmith") or {}).get("tap_boundaries"))
+    own = bool((config.get("draftsmith") or {}).get("tap_boundaries"))
     return own and config.get("architectures") == ["LlamaForCausalLMEagle3"] and (folder / "model.safetensors").is_file()
 
 
@@ -127,15 +129,15 @@ def converted(args: argparse.Namespace, subject: Subject, folder: Path) -> Path:
     from draftsmith.convert.command import convert
     from draftsmith.convert.drafter import Asked
     from draftsmith.converting import NEWEST, boundaries, engine_version
-    from draftsmith.models.text_config import read_text_config, text_part
+    from draftsmith.models.text_config import read_config, text_part
 
-    target = json.loads((subject.target / "config.json").read_text())
+    target = read_config(subject.target)
     kind = str(target.get("model_type"))
     kind = kind if kind == "minimax_m3_vl" else str(text_part(target).get("model_type") or kind)
     family, version = engine_version(NEWEST["vllm"], "--engine")
     source = engine_version(args.source_engine, "--source-engine")[1] if args.source_engine else None
     taps = boundaries(args.taps) if args.taps else None
-    asked = Asked("vllm", family, version, read_text_config(subject.target), kind, source, taps, args.d2t)
+    asked = Asked("vllm", family, version, text_part(target), kind, source, taps, args.d2t)
     return convert(subject.folder, folder, asked, lambda *_: []).folder
 
 
@@ -154,7 +156,7 @@ def arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--served", metavar="WHAT", help="verify (default, if there), bench, or a JSONL file of replies")
     command.add_argument("--url", metavar="URL", help="ask a server that runs; its counters are read before and after")
     command.add_argument("--output-tokens", metavar="N", type=int, help=f"with --url: most tokens of an answer (default {OUTPUT_TOKENS})")
-    command.add_argument("--temperature", metavar="T", type=float, default=0.0, help="of the server's sampling (default 0: greedy)")
+    command.add_argument("--temperature", metavar="T", type=finite, default=0.0, help="of the server's sampling (default 0: greedy)")
     command.add_argument("--depth", metavar="N", type=int, help=f"drafts per round (default: the recipe's, else {DEPTH})")
     command.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], help="that is served (default: as the engine's)")
     command.add_argument("--taps", metavar="LIST", help="boundaries that training used, when the drafter does not say: 2,15,27")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftsmith.commands import Answer, Commands, open_recipe, recipe_arguments
+from draftsmith.written import finite
 
 if TYPE_CHECKING:
     from draftsmith.serve.records import Record
@@ -136,13 +137,15 @@ def show_logs(args: argparse.Namespace) -> Answer:
     from draftsmith.errors import EnvironmentFailed, UsageError
     from draftsmith.serve import service, systemd
 
+    if args.lines < 1:
+        raise UsageError(f"-n {args.lines}: expected 1 or more", hint="-f goes on as the log grows")
     record = one(args.name)
     if record.unit and args.follow:
         raise UsageError(
             f"{record.name} is run by systemd, and its log is the journal", hint=systemd.follow_command(record.unit, record.user_unit)
         )
     if not record.unit and not Path(record.log).exists():
-        raise EnvironmentFailed(f"the log {record.log} is gone")
+        raise EnvironmentFailed(f"the log {record.log} is gone", hint="it was deleted; stop the server and start it again")
     if args.follow:
         assert sys.__stdout__ is not None
         for text in service.follow(record):  # as it comes: the answer of a command is printed at its end
@@ -260,7 +263,7 @@ def profile_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--concurrency", metavar="N", type=int, default=1, help="requests in flight (default 1)")
     command.add_argument("--requests", metavar="N", type=int, default=4, help="requests of each part (default 4)")
     command.add_argument("--output-tokens", metavar="N", type=int, default=96, help="tokens of each answer (default 96)")
-    command.add_argument("--watch", metavar="SECONDS", type=float, help="send nothing; count what others ask for so long")
+    command.add_argument("--watch", metavar="SECONDS", type=finite, help="send nothing; count what others ask for so long")
 
 
 COMMANDS: Commands = {

@@ -9,6 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from draftsmith.errors import UsageError
 
+# a number above these was mistyped: no load client and no experiment goes so far
+MOST_CONCURRENCY, MOST_REQUESTS, MOST_LAUNCHES = 10_000, 1_000_000, 1_000
+
 FlagValue = bool | int | float | str | None
 Variable = Annotated[str, Field(coerce_numbers_to_str=True)]  # an environment variable: a number in a recipe means its digits
 
@@ -16,7 +19,7 @@ Variable = Annotated[str, Field(coerce_numbers_to_str=True)]  # an environment v
 class Settings(BaseModel):
     """Base of everything read from a recipe: frozen, unknown keys refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     def files(self) -> tuple[Path, ...]:
         """Files that these settings name; their content is part of what a stage's result depends on."""
@@ -59,7 +62,7 @@ class EngineSettings(Settings):
     url: str | None = Field(default=None, description="a server that already runs (bench and verify only)")
     flags: dict[str, FlagValue] = Field(default_factory=dict, description="engine flags without the leading --; true means a bare flag")
     env: dict[str, Variable] = Field(default_factory=dict, description="environment of every launch")
-    ready_timeout_s: float = 180.0
+    ready_timeout_s: float = Field(default=180.0, gt=0)
 
 
 class DrafterSettings(Settings):
@@ -69,7 +72,7 @@ class DrafterSettings(Settings):
     depth: int = Field(default=3, ge=1, description="drafts proposed per round along the chain")
     taps: tuple[int, ...] | None = Field(default=None, description="boundaries (residual stream after j layers); default 2, N//2, N-3")
     draft_vocab_size: int = 4096
-    intermediate_size: int | None = None
+    intermediate_size: int | None = Field(default=None, ge=1)
 
 
 def numbers(option: str, text: str, different: bool = False) -> tuple[int, ...]:
@@ -79,5 +82,5 @@ def numbers(option: str, text: str, different: bool = False) -> tuple[int, ...]:
     except ValueError:
         raise UsageError(f"{option} {text!r} is not a list of whole numbers", hint=f"for example {option} 1,4,16") from None
     if different and (min(found) < 1 or len(set(found)) != len(found)):
-        raise UsageError(f"{option} {text!r}: expected different numbers from 1 up")
+        raise UsageError(f"{option} {text!r}: expected different numbers from 1 up", hint=f"for example {option} 1,4,16")
     return found

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
-from json import loads
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from draftsmith.errors import EnvironmentFailed
-from draftsmith.manifest import atomic_write_bytes, atomic_write_json, sha256_bytes, sha256_file
+from draftsmith.manifest import atomic_write_bytes, atomic_write_json, read_json, sha256_bytes, sha256_file, shaped
 
 INDEX = "index.json"
 SCHEMA = 1
@@ -73,13 +72,14 @@ class Index:
         path = folder / INDEX
         if not path.exists():
             return None
-        content = loads(path.read_text())
+        content = read_json(path)
         if content.get("schema") != SCHEMA:
             raise EnvironmentFailed(
                 f"{path}: schema {content.get('schema')}, this version reads {SCHEMA}", hint="capture again in a new run folder"
             )
-        content["shards"] = [Shard(**shard) for shard in content["shards"]]
-        return cls(**content)
+        with shaped(path):
+            content["shards"] = [Shard(**shard) for shard in content["shards"]]
+            return cls(**content)
 
 
 def bytes_per_token(num_taps: int, hidden_size: int, element_bytes: int) -> int:

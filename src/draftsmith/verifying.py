@@ -7,6 +7,7 @@ from pathlib import Path
 
 from draftsmith.commands import Answer, Commands, open_recipe, recipe_arguments
 from draftsmith.errors import UsageError
+from draftsmith.written import finite
 
 
 def verify_wiring(args: argparse.Namespace) -> Answer:
@@ -14,6 +15,8 @@ def verify_wiring(args: argparse.Namespace) -> Answer:
     from draftsmith.runfolder import disk_errors_said_plainly, locked
 
     trained = boundaries(args.trained) if args.trained else None
+    if args.tolerance is not None and args.tolerance <= 0:
+        raise UsageError(f"--tolerance {args.tolerance:g}: expected a relative error above 0", hint="for example --tolerance 0.03")
     _, job = open_recipe(args)
     with disk_errors_said_plainly(job.run), locked(job.run):
         from draftsmith.verify.wiring.run import run, sentence
@@ -25,7 +28,7 @@ def verify_wiring(args: argparse.Namespace) -> Answer:
 def boundaries(text: str) -> tuple[int, ...]:
     """2,15,27. Raises UsageError."""
     words = text.split(",")
-    if not all(word.strip().isdigit() for word in words):
+    if not all(word.strip().isdecimal() for word in words):
         raise UsageError(f"--trained {text!r}: expected boundaries with commas between them", hint="for example --trained 2,15,27")
     return tuple(int(word) for word in words)
 
@@ -41,7 +44,7 @@ def wiring_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--tolerance",
         metavar="ERROR",
-        type=float,
+        type=finite,
         help="largest median relative error of equal features (default: by dtype, 0.03 in bfloat16); a quantised target needs more",
     )
 

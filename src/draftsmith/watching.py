@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from draftsmith.commands import Answer, Commands
+from draftsmith.written import finite
 
 
 def watch_server(args: argparse.Namespace) -> Answer:
@@ -24,13 +25,13 @@ def watch_options(command: argparse.ArgumentParser) -> None:
     command.usage = "draftsmith watch URL [--expect RUN | --expect-accept-len X] [options]"
     command.add_argument("url", metavar="URL", help="a running vLLM or SGLang server, for example http://127.0.0.1:8000")
     command.add_argument("--expect", metavar="PLACE", type=Path, help="run folder, its export folder, report.json, bench's summary.json")
-    command.add_argument("--expect-accept-len", metavar="X", type=float, help="or the number itself: tokens per round, bonus included")
-    command.add_argument("--interval-s", metavar="S", type=float, help="seconds between readings (default 10)")
-    command.add_argument("--window-s", metavar="S", type=float, help="what is shown, and the least length of a look (default 300)")
-    command.add_argument("--baseline-s", metavar="S", type=float, help="the start that decay is measured from (default 3600)")
-    command.add_argument("--margin", metavar="SHARE", type=float, help="of accept_len that may be lost without an alarm (default 0.1)")
+    command.add_argument("--expect-accept-len", metavar="X", type=finite, help="or the number itself: tokens per round, bonus included")
+    command.add_argument("--interval-s", metavar="S", type=finite, help="seconds between readings (default 10)")
+    command.add_argument("--window-s", metavar="S", type=finite, help="what is shown, and the least length of a look (default 300)")
+    command.add_argument("--baseline-s", metavar="S", type=finite, help="the start that decay is measured from (default 3600)")
+    command.add_argument("--margin", metavar="SHARE", type=finite, help="of accept_len that may be lost without an alarm (default 0.1)")
     command.add_argument("--once", action="store_true", help="judge all that was counted since the server's start, and end")
-    command.add_argument("--for-s", metavar="S", type=float, help="end after so many seconds (default: at Ctrl-C)")
+    command.add_argument("--for-s", metavar="S", type=finite, help="end after so many seconds (default: at Ctrl-C)")
     command.add_argument("--prometheus", metavar="[HOST]:PORT", help="serve /metrics there; only for this machine unless HOST is given")
     command.add_argument("--textfile", metavar="FILE.prom", type=Path, help="write the same for node_exporter's textfile collector")
     command.epilog = (

@@ -15,8 +15,8 @@ import pytest
 from drafter_folders import HEAD, TARGET, eagle3_specs, safetensors, write_drafter
 
 from draftsmith import cli
-from draftsmith.check.kinds import problems
 from draftsmith.check.weights import BadHeader, read_header, read_index
+from draftsmith.models.config_keys import problems
 
 LAUNCH = "sglang serve --model-path {0}/target --speculative-algorithm EAGLE3 --speculative-draft-model-path {0}/drafter"
 LAUNCH += " --speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4"

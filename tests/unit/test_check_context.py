@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from drafter_folders import HEAD, TARGET, found, subject_for
 
-from draftsmith.check.context import OVERRIDE, context_findings, length_number, own_length
+from draftsmith.check.args import above_zero
+from draftsmith.check.context import OVERRIDE, context_findings, own_length
 
 LONG = {**TARGET, "max_position_embeddings": 131072}
 ASKED = {"speculative-algorithm": "EAGLE3"}
@@ -43,7 +44,7 @@ def test_positions_as_sglang_derives_them() -> None:
 
 
 def test_lengths_as_people_write_them() -> None:
-    assert [length_number(value) for value in (4096, "32k", "32K", "auto", None, True)] == [4096, 32000, 32768, None, None, None]
+    assert [above_zero(value) for value in (4096, "32k", "32K", "auto", None, True)] == [4096, 32000, 32768, None, None, None]
 
 
 def test_yarn_past_its_reach() -> None:

@@ -34,6 +34,8 @@ def compare(first: Path, second: Path, quantity: Quantity = "speedup", allowed: 
     that matter, or when the runs share no cell that both measured.
     """
     folders = [bench_folder(first), bench_folder(second)]
+    if folders[0].resolve() == folders[1].resolve():
+        raise UsageError(f"{first} and {second} are the same bench", hint="name two that were measured")
     contexts = [read_context(folder) for folder in folders]
     differences = differences_between(*contexts, allowed=allowed)
     refuse(differences, first, second)
@@ -45,7 +47,10 @@ def compare(first: Path, second: Path, quantity: Quantity = "speedup", allowed: 
         if found is not None:
             cells.append(entry(cell, found))
     if not cells:
-        raise InvalidMeasurement(f"{first} and {second} have no cell that both measured with two valid launches of each arm")
+        raise InvalidMeasurement(
+            f"{first} and {second} have no cell that both measured with two valid launches of each arm",
+            hint="`draftsmith bench --summarise DIR` shows the cells of each, and why launches are invalid",
+        )
     invalid = [len({row["launch"] for row in summary["invalid"]}) for summary in summaries]
     return {
         "first": str(first),

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import TypeAdapter
+
 from draftsmith.bench.settings import BenchSettings
 from draftsmith.errors import InvalidMeasurement, UsageError
-from draftsmith.manifest import atomic_write_json, read_jsonl
+from draftsmith.manifest import atomic_write_json, read_json, read_jsonl, shaped
 from draftsmith.measure.protocol import LAUNCHES
 from draftsmith.measure.stopping import Looks
 
@@ -65,10 +66,16 @@ def read_context(folder: Path) -> Context:
     path = folder / CONDITIONS
     if not path.exists():
         raise UsageError(f"no {CONDITIONS} in {folder}", hint="expected the folder of a bench, for example RUN_FOLDER/bench")
-    content = json.loads(path.read_text())
+    content = read_json(path)
     if content.pop("schema", None) != SCHEMA:
         raise UsageError(f"{path} was written by another version", hint="run the bench again")
-    return Context(**{**content, "settings": BenchSettings.model_validate(content["settings"])})
+    with shaped(path):
+        found = TypeAdapter(Context).validate_python(content)
+        for entry in found.break_even:
+            needed = ("concurrency", "depth", "accept_len", *(("round_s", "decode_step_s") if "round_s" in entry else ()))
+            if wrong := [name for name in needed if not isinstance(entry[name], int | float)]:
+                raise ValueError(f"{wrong[0]} of break_even is {entry[wrong[0]]!r}")
+        return found
 
 
 # --- comparing conditions --------------------------------------------------------------------------------------------

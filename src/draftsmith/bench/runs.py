@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from draftsmith.bench.rows import Row, launch_rows, reply_rows
 from draftsmith.engines.protocol import Arm
-from draftsmith.manifest import read_jsonl
 from draftsmith.measure.messages import Reply
 from draftsmith.measure.protocol import LAUNCHES, NOISE_PAIR
 from draftsmith.measure.recorder import REQUESTS
 from draftsmith.measure.statistics import Measured
 
 ARMS: tuple[Arm, Arm] = ("baseline", "speculative")
-Row = dict[str, Any]
 
 
 class Runs:
@@ -24,14 +22,13 @@ class Runs:
     def __init__(self, folder: Path, last_pair: int | None = None, with_replies: bool = True) -> None:
         """last_pair: leave out what came after it. with_replies=False: for a look at the rates only."""
         self.folder = folder
-        self.launches = [row for row in read_jsonl(folder / LAUNCHES) if last_pair is None or row["pair"] <= last_pair]
+        self.launches = [row for row in launch_rows(folder / LAUNCHES) if last_pair is None or row["pair"] <= last_pair]
         paired = [row for row in self.launches if row["pair"] != NOISE_PAIR]
         self.valid = [row for row in paired if not row["invalid"]]
         self.pairs_done = len({row["pair"] for row in paired})
         self.by_cell: dict[tuple[int, str], list[Reply]] = defaultdict(list)
-        for row in read_jsonl(folder / REQUESTS) if with_replies else ():
-            if row["phase"] == "cell":
-                self.by_cell[row["launch"], row["cell"]].append(Reply.from_row(row))
+        for place, reply in reply_rows(folder / REQUESTS) if with_replies else ():
+            self.by_cell[place].append(reply)
 
     def of(self, arm: Arm) -> list[Row]:
         return [row for row in self.valid if row["arm"] == arm]

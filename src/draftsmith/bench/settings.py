@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from draftsmith.measure.loads import Load, closed_shapes, load_from
-from draftsmith.settings import Gate, Settings
+from draftsmith.settings import MOST_CONCURRENCY, MOST_LAUNCHES, MOST_REQUESTS, Gate, Settings
 
+Seconds = Annotated[float, Field(gt=0)]
 NAMED_PROMPTS = ("heldout", "builtin", "five")  # anything else is a file
 
 
@@ -21,8 +22,10 @@ class OpenLoad(Settings):
     file: str | None = Field(default=None, description="JSONL with prompts and `at_s` (trace)")
     speed: float = Field(default=1.0, gt=0, description="2 replays a trace in half its time")
     max_concurrency: int | None = Field(default=None, ge=1)
-    requests: int = Field(default=100, ge=2, description="measured requests per launch (a trace: at most as many as it holds)")
-    warmup_requests: int = Field(default=8, ge=1)
+    requests: int = Field(
+        default=100, ge=2, le=MOST_REQUESTS, description="measured requests per launch (a trace: at most as many as it holds)"
+    )
+    warmup_requests: int = Field(default=8, ge=1, le=MOST_REQUESTS)
 
     @model_validator(mode="after")
     def fields_of_its_kind(self) -> OpenLoad:
@@ -44,10 +47,14 @@ class BenchSettings(Settings):
     than the t factor saves (see measure/statistics.py).
     """
 
-    pairs: int = Field(default=3, ge=2, description="pairs of launches; with pairs_max: before the first look at the intervals")
-    pairs_max: int | None = Field(default=None, description="most pairs; from `pairs` on, each pair is followed by a look that may end it")
+    pairs: int = Field(
+        default=3, ge=2, le=MOST_LAUNCHES, description="pairs of launches; with pairs_max: before the first look at the intervals"
+    )
+    pairs_max: int | None = Field(
+        default=None, le=MOST_LAUNCHES, description="most pairs; from `pairs` on, each pair is followed by a look that may end it"
+    )
     noise_launches: int = Field(
-        default=0, ge=0, description="baseline launches before the pairs that show what two equal launches differ by"
+        default=0, ge=0, le=MOST_LAUNCHES, description="baseline launches before the pairs that show what two equal launches differ by"
     )
     early_reject: bool = Field(default=True, description="end when accept_len is below break-even everywhere after 200 rounds")
     concurrency: tuple[int, ...] = (1, 8)
@@ -73,8 +80,8 @@ class BenchSettings(Settings):
     gpu_sets: tuple[tuple[int, ...], ...] = Field(default=(), description="two sets of GPUs; the arms swap them from pair to pair")
     mode: Literal["launch", "sleep"] = Field(default="launch", description="sleep: one server per arm, put to sleep while the other runs")
     max_foreign_cpu: float | None = Field(default=None, gt=0, le=1, description="share of the host that others may use in a valid launch")
-    slo: dict[Literal["ttft_s", "ttfo_s", "tpot_s", "e2e_s"], float] = Field(default={}, description="limits that goodput is counted by")
-    min_speedup: float = Field(default=1.0, description="gate: exit code 0 when the lower bound at `gate_concurrency` is above it")
+    slo: dict[Literal["ttft_s", "ttfo_s", "tpot_s", "e2e_s"], Seconds] = Field(default={}, description="limits that goodput is counted by")
+    min_speedup: float = Field(default=1.0, gt=0, description="gate: exit code 0 when the lower bound at `gate_concurrency` is above it")
     gate_concurrency: int | None = Field(default=None, description="default: the first concurrency")
     gates: tuple[Gate, ...] = Field(default=(), description="several gates instead of that one, each like 1.1@4")
     seed: int = 0
@@ -122,6 +129,9 @@ class BenchSettings(Settings):
         if n and (min(self.concurrency) < 1 or len(set(self.concurrency)) != n):
             raise ValueError(f"concurrency is {list(self.concurrency)}; expected different numbers from 1 up")
         for concurrency, requests, warmup in self.shapes():
+            if concurrency > MOST_CONCURRENCY or max(requests, warmup) > MOST_REQUESTS:
+                found = f"{requests} requests and {warmup} of warm-up at concurrency {concurrency}"
+                raise ValueError(f"{found}: at most {MOST_REQUESTS} requests, and {MOST_CONCURRENCY} at a time")
             if requests < 2 * concurrency:
                 least = f"at least {2 * concurrency}"
                 raise ValueError(f"requests: {requests} at concurrency {concurrency} would keep its slots busy for a moment only; {least}")

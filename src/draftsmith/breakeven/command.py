@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from draftsmith.breakeven.shapes import has_weights, target_folder, write_drafte
 from draftsmith.engines.registry import engine_for
 from draftsmith.errors import UsageError
 from draftsmith.job import Job, Talk
+from draftsmith.manifest import read_json
 from draftsmith.settings import DrafterSettings, EngineSettings, FlagValue, Gate, numbers
 
 METHODS = ("eagle3", "dflash")
@@ -64,7 +64,7 @@ def breakeven(asked: Asked, pasted: Sequence[str], talk: Talk) -> tuple[dict[str
         page = folder / PAGE
     else:
         page = with_counters(asked, job, settings)
-        summary = json.loads((page.parent / "summary.json").read_text())
+        summary = read_json(page.parent / "summary.json")
     invalid = [f"left out: {reason}" for reason in summary["invalid"]]
     notes = [f"note: {text}" for text in (*summary["findings"], summary["note"]) if text]
     text = [*(entry["pays_if"] for entry in summary["break_even"]), *notes, *invalid, f"page: {page}", summary["advice"]]
@@ -74,7 +74,7 @@ def breakeven(asked: Asked, pasted: Sequence[str], talk: Talk) -> tuple[dict[str
 def settings_of(asked: Asked) -> BreakevenSettings:
     """The words as the stage's settings. Raises UsageError naming the option."""
     if asked.draft_vocab < 1:
-        raise UsageError(f"--draft-vocab {asked.draft_vocab}: a drafter needs at least one token", hint="--draft-vocab 32000")
+        raise UsageError(f"--draft-vocab {asked.draft_vocab}: expected 1 or more", hint="--draft-vocab 32000")
     try:
         return BreakevenSettings(
             depths=numbers("--depths", asked.depths, different=True),
@@ -143,7 +143,7 @@ def trees_of(text: str) -> tuple[tuple[int, int, int], ...]:
     found = []
     for word in filter(None, text.split(",")):
         parts = word.split("-")
-        if len(parts) != 3 or not all(part.isdigit() and int(part) > 0 for part in parts):
+        if len(parts) != 3 or not all(part.isdecimal() and int(part) > 0 for part in parts):
             raise UsageError(f"--trees: {word!r} is not STEPS-TOPK-TOKENS", hint="--trees 3-4-16")
         steps, top_k, tokens = (int(part) for part in parts)
         most = top_k + (steps - 1) * top_k * top_k + 1
@@ -174,4 +174,4 @@ def flags_of(words: Sequence[str]) -> dict[str, FlagValue]:
 
 def typed(word: str) -> FlagValue:
     """A whole number as such (a port must be one), anything else as written."""
-    return int(word) if word.isdigit() else word
+    return int(word) if word.isdecimal() else word

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
-from draftsmith.settings import Gate, Settings
+from draftsmith.settings import MOST_CONCURRENCY, MOST_LAUNCHES, Gate, Settings
 
 GIVEN = re.compile(r"(\d+(?:\.\d+)?)us,(?!0+(?:\.0+)?GB)(\d+(?:\.\d+)?)GB/s")  # latency, bandwidth
 
@@ -31,7 +31,9 @@ class BreakevenSettings(Settings):
         default=None, ge=1, description="context before the answer; default 64. Only where acceptance is forced"
     )
     requests_per_slot: int = Field(default=3, ge=2, description="measured requests per slot; their spread is the interval inside a launch")
-    replicates: int = Field(default=1, ge=1, description="launches of each kind; from two on in turned order, and launch noise is seen")
+    replicates: int = Field(
+        default=1, ge=1, le=MOST_LAUNCHES, description="launches of each kind; from two on in turned order, and launch noise is seen"
+    )
     canary_tokens: int = Field(default=16, ge=2, description="length of the fixed single request that every launch answers")
     start_together: bool = Field(default=False, description="start all launches of a replicate side by side; one at a time is measured")
     min_speedup: float = Field(
@@ -62,4 +64,6 @@ class BreakevenSettings(Settings):
             values = getattr(self, name)
             if min(values) < 1 or len(set(values)) != len(values):
                 raise ValueError(f"{name} is {list(values)}; expected different numbers from 1 up")
+        if max(self.concurrency) > MOST_CONCURRENCY:
+            raise ValueError(f"concurrency is {list(self.concurrency)}; at most {MOST_CONCURRENCY}")
         return self

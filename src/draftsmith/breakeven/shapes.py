@@ -12,12 +12,16 @@ from types import SimpleNamespace
 from typing import Any
 
 from draftsmith.errors import UsageError
-from draftsmith.manifest import atomic_write_json
+from draftsmith.manifest import atomic_write_json, make_folder
 from draftsmith.models.taps import default_taps, dflash_default
 from draftsmith.models.text_config import read_text_config
 from draftsmith.settings import DrafterSettings
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "tokenizer.model", "special_tokens_map.json")
+NEEDED = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"),
+    *("intermediate_size", "rms_norm_eps", "max_position_embeddings"),
+)
 DFLASH_LAYERS = 5  # of the published drafters for 4B to 30B targets
 
 
@@ -42,8 +46,9 @@ def target_folder(source: Path, made: Path, tokenizer: Path | None = None) -> Pa
     folder = config.parent
     if source.is_dir() and has_weights(folder):
         return folder
-    shutil.rmtree(made, ignore_errors=True)
-    made.mkdir(parents=True)
+    if config.resolve().is_relative_to(made.resolve()):  # named by the place where a copy would go: it stays as it is
+        return folder
+    make_anew(made)
     shutil.copyfile(config, made / "config.json")
     lender = folder if source.is_dir() and has_tokenizer(folder) else tokenizer
     if lender is not None:
@@ -53,13 +58,23 @@ def target_folder(source: Path, made: Path, tokenizer: Path | None = None) -> Pa
     return made
 
 
+def make_anew(folder: Path) -> None:
+    """An empty folder in the place of the one that an earlier start made. Raises UsageError when it holds weights: it is not ours."""
+    if has_weights(folder):
+        raise UsageError(f"{folder} holds weights, and breakeven would write a config.json of its own there", hint="choose another --out")
+    shutil.rmtree(folder, ignore_errors=True)
+    make_folder(folder, "--out")
+
+
 def write_drafter_config(
     target: Path, settings: DrafterSettings, folder: Path, method: str = "eagle3", block: int = 16, engine: str = ""
 ) -> Path:
     """A drafter folder that holds only config.json, in the shape that `settings` give it for the target in `target`."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
     text = read_text_config(target)
+    if missing := [key for key in NEEDED if not isinstance(text.get(key), int | float)]:
+        hint = "a config.json of a Llama-like target"
+        raise UsageError(f"{target / 'config.json'} lacks {', '.join(missing)}: no drafter's shape follows from it", hint=hint)
+    make_anew(folder)
     config = dflash_config(text, block) if method == "dflash" else eagle3_config(text, settings, engine)
     atomic_write_json(folder / "config.json", config)
     return folder

@@ -175,7 +175,9 @@ def wait_each(servers: Sequence[tuple[Planned, Server]], deadline: float, folder
                     up.append(pair)
                     waiting.remove(pair)
                 elif time.monotonic() > deadline:
-                    raise EnvironmentFailed(f"not ready in time, in {server.startup}; last said: {last_line(server.log)}")
+                    raise EnvironmentFailed(
+                        f"not ready in time, in {server.startup}; last said: {last_line(server.log)}", hint=f"log: {server.log}"
+                    )
             except EnvironmentFailed as error:
                 talk.say(f"launch {planned.index} ({planned.name}) did not come up: {error.message}")
                 append_jsonl(folder / LAUNCHES, line | {"died": error.message})

@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from pydantic import Field
+
 from draftsmith.settings import Settings
 
 
@@ -10,5 +12,5 @@ class CaptureSettings(Settings):
 
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     device: Literal["cpu", "cuda"] = "cpu"
-    tokens_per_batch: int = 4096
-    tokens_per_shard: int = 16384
+    tokens_per_batch: int = Field(default=4096, ge=1)
+    tokens_per_shard: int = Field(default=16384, ge=1)

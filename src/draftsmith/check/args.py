@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from draftsmith.check.shell import unexpanded
 from draftsmith.settings import FlagValue
@@ -43,11 +45,27 @@ def whole(value: FlagValue) -> int | None:
     """A whole number, also written 32k, 1K or 1e3; None when it is none."""
     if value is None or isinstance(value, bool):
         return None
-    match = re.fullmatch(r"\s*(-?\d+(?:\.\d+)?)([kmgtKMGT]?)\s*", str(value))
+    match = re.fullmatch(r"\s*(-?\d{1,30}(?:\.\d{1,30})?)([kmgtKMGT]?)\s*", str(value))
     if not match:
         return None
     number = (float(match[1]) if "." in match[1] else int(match[1])) * SUFFIX.get(match[2], 1)
     return int(number) if number == int(number) else None
+
+
+def above_zero(value: FlagValue) -> int | None:
+    """The same, where 0 and less stand for nothing (as vLLM's max-model-len -1)."""
+    number = whole(value)
+    return number if number is not None and number > 0 else None
+
+
+def parsed(text: str) -> Any:
+    """JSON in a flag. Raises JSONDecodeError, also for what Python gives up on: nesting, and numbers of thousands of digits."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise json.JSONDecodeError(str(error), text, 0) from None
 
 
 def switched(env: Mapping[str, str], name: str) -> bool | None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import yaml
 
-from draftsmith.check.since import LOADER
 from draftsmith.errors import UsageError
+from draftsmith.yaml_text import LOADER
 
 FOLDER = Path(__file__).with_name("codes")
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from draftsmith.check.args import parsed
 from draftsmith.check.manifests import manifest_words
 from draftsmith.check.shell import ASSIGNMENT, arrays, assignments, end_of, expanded, tokens, without_redirections
 from draftsmith.check.subject import Family
@@ -242,10 +243,12 @@ def flag_of(word: str, family: Family | None) -> tuple[str | None, bool, str]:
 def put(place: dict[str, Any], path: Sequence[str], text: str) -> None:
     """Set a nested key; the value is read as JSON when it is that."""
     *outer, last = path
-    for key in outer:
-        place = place.setdefault(key, {})
+    for key in outer:  # a later flag wins over a plain value in its way
+        inside = place.get(key)
+        place[key] = inside if isinstance(inside, dict) else {}
+        place = place[key]
     try:
-        place[last] = json.loads(text)
+        place[last] = parsed(text)
     except json.JSONDecodeError:
         place[last] = text
 
@@ -253,7 +256,7 @@ def put(place: dict[str, Any], path: Sequence[str], text: str) -> None:
 def loads(value: FlagValue) -> dict[str, Any]:
     """A JSON object in a flag's value; empty when it is none."""
     try:
-        found = json.loads(value) if isinstance(value, str) else {}
+        found = parsed(value) if isinstance(value, str) else {}
     except json.JSONDecodeError:
         return {}
     return found if isinstance(found, dict) else {}

@@ -12,11 +12,13 @@ from typing import Any
 
 from packaging.version import Version
 
+from draftsmith.check.args import above_zero
 from draftsmith.check.head import Head, flag, head_of, keys_table, speculative_config
 from draftsmith.check.raises import raised
 from draftsmith.check.subject import Subject
 from draftsmith.check.tapping import runner_of
 from draftsmith.findings import Finding
+from draftsmith.models.config_keys import differs_by_layer
 from draftsmith.models.text_config import text_part
 
 OVERRIDE = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
@@ -65,19 +67,11 @@ def own_length(config: Mapping[str, Any]) -> int | None:
 def served_length(subject: Subject) -> tuple[int, str] | None:
     """Context length that the engine would serve, and where it comes from."""
     names = ("max-model-len",) if subject.family == "vllm" else ("context-length",)
-    given = length_number(flag(subject, *names))
+    given = above_zero(flag(subject, *names))
     if given is not None:
         return given, f"--{names[0]}"
     length = own_length(text_part(subject.target))
     return (length, "the target's own, as no flag says less") if length is not None else None
-
-
-def length_number(value: Any) -> int | None:
-    """A length flag in tokens: 32768, 32k (thousands), 32K (1024s); None for auto or nothing."""
-    text = str(value).strip() if value is not None and not isinstance(value, bool) else ""
-    unit = {"k": 1000, "K": 1024, "m": 10**6, "M": 2**20}.get(text[-1:], 1)
-    number = text[:-1] if unit != 1 else text
-    return int(float(number) * unit) if number.replace(".", "", 1).isdigit() else None
 
 
 def allowed(subject: Subject) -> bool:
@@ -198,7 +192,7 @@ def size_findings(subject: Subject, head: Head) -> list[Finding]:
     """Head sizes that attention and tensor parallelism can divide."""
     config, findings = head.config, []
     heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
-    if not heads or not hidden or config.get("kv_lora_rank"):
+    if not heads or not hidden or config.get("kv_lora_rank") or differs_by_layer(config):
         return []
     kv_heads: int = config.get("num_key_value_heads") or heads
     size = config.get("head_dim") or hidden / heads
@@ -235,7 +229,7 @@ def tensor_parallel(subject: Subject) -> int:
     """GPUs that the drafter is split over."""
     own = speculative_config(subject).get("draft_tensor_parallel_size") if subject.family == "vllm" else None
     given = own or flag(subject, "tensor-parallel-size", "tp-size", "tp") or subject.num_gpus or 1
-    return int(given) if str(given).isdigit() else 1
+    return above_zero(given) or 1
 
 
 def origin_findings(subject: Subject, head: Head) -> list[Finding]:

@@ -111,7 +111,7 @@ def data_ranks(args: Args) -> int:
 def graph_range(subject: Subject) -> int | None:
     """SGLang: largest batch with a CUDA graph, as written or by GPU memory; None when it cannot be told."""
     args = Args(subject.flags)
-    listed = [int(word) for word in re.findall(r"\d+", args.text("cuda-graph-bs-decode", "cuda-graph-bs") or "")]
+    listed = [int(word) for word in re.findall(r"\d{1,30}", args.text("cuda-graph-bs-decode", "cuda-graph-bs") or "")]
     most = max(listed, default=args.number("cuda-graph-max-bs-decode", "cuda-graph-max-bs"))
     if most is not None or subject.gpu_bytes is None:
         return most

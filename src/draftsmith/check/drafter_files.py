@@ -10,6 +10,7 @@ from typing import Any
 from draftsmith.check.weights import BadHeader, read_header, read_index
 from draftsmith.findings import Finding
 from draftsmith.manifest import MANIFEST, sha256_file
+from draftsmith.written import is_file_name
 
 HASHED_BYTES = 200_000_000  # larger files are not hashed: a check takes a second
 AGAIN = "copy or download the folder again"
@@ -78,4 +79,6 @@ def recorded_hashes(folder: Path) -> Mapping[str, str]:
         outputs = json.loads((folder / MANIFEST).read_text())["outputs"]
     except (OSError, ValueError, KeyError, TypeError):
         return {}
-    return {name: digest for name, digest in outputs.items() if isinstance(digest, str)} if isinstance(outputs, dict) else {}
+    if not isinstance(outputs, dict):
+        return {}
+    return {name: digest for name, digest in outputs.items() if isinstance(digest, str) and is_file_name(name)}

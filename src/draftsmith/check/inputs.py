@@ -10,19 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from draftsmith.check.args import Args
 from draftsmith.check.command_line import Pasted
 from draftsmith.check.raises import raised
 from draftsmith.check.shell import unexpanded
-from draftsmith.check.since import LOADER
 from draftsmith.check.subject import Family, Subject
-from draftsmith.check.target import parse_engine, read_config_file
+from draftsmith.check.target import parse_engine
 from draftsmith.check.vllm_config import written_config
 from draftsmith.errors import UsageError
 from draftsmith.findings import Finding
+from draftsmith.models.config_keys import LARGEST, read_config_file
 from draftsmith.settings import FlagValue
+from draftsmith.yaml_text import read_yaml
 
 HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
 SIZES = {"": 2**30, "g": 2**30, "gib": 2**30, "gb": 10**9, "m": 2**20, "mib": 2**20, "mb": 10**6, "t": 2**40, "tib": 2**40, "tb": 10**12}
@@ -57,13 +56,16 @@ class Model:
 
 def make_subject(asked: Asked, pasted: Pasted) -> tuple[Subject, list[Finding]]:
     """The subject, and what was noticed on the way. Raises UsageError where a word cannot be meant."""
+    for option, given in (("--concurrency", asked.concurrency), ("--context-length", asked.context_length), ("--gpus", asked.gpus)):
+        if given is not None and not 0 < given < LARGEST:
+            raise UsageError(f"{option} {given}: expected a whole number above 0", hint=f"for example {option} 8")
     own_file, unread = named_file(pasted)
     flags = {**(read_flag_file(asked.config) if asked.config else {}), **own_file, **pasted.flags}
     name, version = engine_of(asked, pasted, flags)
     family: Family = "sglang" if name == "sglang" else "vllm"
     args = Args({key.replace("_", "-"): value for key, value in flags.items()})
-    target = explicit(asked.target, "--target") if asked.target else guessed(args.text(*MODEL_FLAGS[family]))
-    drafter = explicit(asked.drafter, "--drafter") if asked.drafter else guessed(draft_path(args))
+    target = explicit(asked.target, "--target") if asked.target is not None else guessed(args.text(*MODEL_FLAGS[family]))
+    drafter = explicit(asked.drafter, "--drafter") if asked.drafter is not None else guessed(draft_path(args))
     own_target = verifier(target.config)
     if family == "vllm" and own_target and not asked.drafter:  # `vllm serve DRAFTER`
         target, drafter = guessed(own_target), target
@@ -84,7 +86,7 @@ def make_subject(asked: Asked, pasted: Pasted) -> tuple[Subject, list[Finding]]:
         concurrency=asked.concurrency,
         context_length=asked.context_length,
         num_gpus=asked.gpus if asked.gpus is not None else visible,
-        gpu_bytes=size_bytes(asked.gpu_memory) if asked.gpu_memory else None,
+        gpu_bytes=size_bytes(asked.gpu_memory) if asked.gpu_memory is not None else None,
     )
     return subject, [*missing_findings(target, drafter), *unread, *paste_findings(pasted)]
 
@@ -119,9 +121,10 @@ def family_of(flags: Mapping[str, FlagValue]) -> str | None:
 def read_flag_file(path: Path) -> dict[str, FlagValue]:
     """A YAML or JSON mapping of flags. Raises UsageError."""
     try:
-        content = yaml.load(path.read_text(), Loader=LOADER)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UsageError(f"--config {path}: {error}", hint="a YAML or JSON mapping of flag names to values") from None
+        content = read_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"--config {path}: {why}", hint="a YAML or JSON mapping of flag names to values") from None
     if not isinstance(content, dict):
         raise UsageError(f"--config {path} holds {type(content).__name__}", hint="a mapping, for example `speculative-num-steps: 3`")
     return {str(key).lstrip("-"): json.dumps(value) if isinstance(value, dict | list) else value for key, value in content.items()}
@@ -222,10 +225,11 @@ def draft_path(args: Args) -> str | None:
 
 def size_bytes(text: str) -> int:
     """80GiB, 80GB or 80 (GiB) in bytes. Raises UsageError."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
-    if not match or match[2].lower() not in SIZES:
+    match = re.fullmatch(r"\s*(\d{1,12}(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
+    size = int(float(match[1]) * SIZES.get(match[2].lower(), 0)) if match else 0
+    if not size:
         raise UsageError(f"--gpu-memory {text!r} is no size", hint="for example --gpu-memory 80GiB")
-    return int(float(match[1]) * SIZES[match[2].lower()])
+    return size
 
 
 # --- what was noticed ------------------------------------------------------------------------------------------------

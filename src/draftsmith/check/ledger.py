@@ -20,6 +20,7 @@ from draftsmith.check.subject import Subject
 from draftsmith.check.tapping import num_features
 from draftsmith.check.vocabulary import embedding_findings, head_type_findings, vocabulary_findings
 from draftsmith.findings import Finding
+from draftsmith.models.config_keys import differs_by_layer
 from draftsmith.models.text_config import text_part
 
 FLOATS = {"F32", "F16", "BF16", "F64"}
@@ -46,10 +47,12 @@ def ledger_findings(subject: Subject) -> list[Finding]:
     if head is None:
         return findings
     findings += registry_findings(subject, head)
-    if tensors and head.layout is None:
-        evidence = f"no ledger is kept for {head.architecture or 'this class'}: {len(tensors)} tensors were not compared"
+    varied = differs_by_layer(head.config)
+    if tensors and (head.layout is None or varied):
+        what = "sizes that differ by layer" if varied else head.architecture or "this class"
+        evidence = f"no ledger is kept for {what}: {len(tensors)} tensors were not compared"
         findings.append(Finding("DS339", "info", evidence, "a missing or unknown tensor would not be seen here", "nothing"))
-    if tensors and head.layout is not None:
+    elif tensors:
         findings += key_findings(subject, head, tensors)
         findings += vocabulary_findings(subject, head, tensors) + embedding_findings(subject, head, tensors)
         findings += head_type_findings(subject, tensors)

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from draftsmith.check.shell import tokens
-from draftsmith.check.since import LOADER
+from draftsmith.yaml_text import ERRORS, LOADER
 
 LOOKS_LIKE_ONE = re.compile(r"(?m)^\s*(?:- |\[|(?:args|command|entrypoint|image|services|containers|spec)\s*:)")
 DOCKERFILE = re.compile(r"(?m)^\s*(ENTRYPOINT|CMD)\s+(\[.*\])\s*$")
@@ -32,9 +32,12 @@ def manifest_words(text: str) -> list[str] | None:
         return None
     try:
         documents = list(yaml.load_all(text, Loader=LOADER))
-    except yaml.YAMLError:
+    except ERRORS:
         return None
-    found = [words for document in documents for words in containers(document)]
+    try:
+        found = [words for document in documents for words in containers(document)]
+    except RecursionError:  # an alias of what it stands in
+        return None
     engines = [words for words in found if re.search(r"sglang|vllm", " ".join(words))]
     return next(iter(engines or found), None)
 
@@ -42,7 +45,7 @@ def manifest_words(text: str) -> list[str] | None:
 def as_list(line: str) -> list[str]:
     try:
         return [str(word) for word in json.loads(line)]
-    except ValueError:
+    except (ValueError, TypeError, RecursionError):
         return []
 
 

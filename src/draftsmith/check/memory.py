@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from draftsmith.check.args import above_zero
 from draftsmith.check.context import served_length, tensor_parallel
 from draftsmith.check.drafter_files import read_tensors
 from draftsmith.check.head import Head, flag, head_of
@@ -122,8 +123,8 @@ def model_shards(subject: Subject) -> int:
     """GPUs that one copy of the target is split over: tensor and pipeline parallel."""
     pipeline = flag(subject, "pipeline-parallel-size", "pp-size", "pp")
     given = flag(subject, "tensor-parallel-size", "tp-size", "tp")
-    tensor = int(given) if str(given).isdigit() else subject.num_gpus or tensor_parallel(subject)
-    return max(1, tensor) * (int(pipeline) if str(pipeline).isdigit() else 1)
+    tensor = above_zero(given) or subject.num_gpus or tensor_parallel(subject)
+    return tensor * (above_zero(pipeline) or 1)
 
 
 def planned_length(subject: Subject) -> int | None:
@@ -151,10 +152,12 @@ def static_bytes(subject: Subject, allowance: int) -> int:
 
 
 def fraction(value: Any) -> float | None:
+    """A share of the GPU's memory; None when it is none, which the engine refuses."""
     try:
-        return float(value) if value is not None and not isinstance(value, bool) else None
+        given = float(value) if value is not None and not isinstance(value, bool) else 0.0
     except ValueError:
         return None
+    return given if 0 < given <= 1 else None
 
 
 def memory_findings(subject: Subject) -> list[Finding]:
@@ -173,8 +176,8 @@ def fit_findings(subject: Subject, table: Estimate) -> list[Finding]:
     if short + table.allowance / table.gpu_bytes <= 1:
         return []
     evidence = f"weights alone need about {table.weights / GIB:.1f} GiB on each of {table.shards} GPUs, one has {table.gpu_bytes / GIB:.1f}"
-    needed = -(-table.weights * table.shards // (table.gpu_bytes - table.allowance))
-    fix = f"use at least {needed} such GPUs, or a smaller quantisation"
+    room = table.gpu_bytes - table.allowance
+    fix = f"use at least {-(-table.weights * table.shards // room)} such GPUs, or a smaller quantisation" if room > 0 else "use larger GPUs"
     if short > NEAR and table.sure:
         return [Finding("DS510", "error", evidence, "loading ends with out of memory", fix)]
     return [Finding("DS510", "warning", evidence, "little or nothing is left for activations, graphs and KV cache", fix)]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from draftsmith.models.config_keys import differs_by_layer
 from draftsmith.models.text_config import text_part
 
 # bits of the scales that go with every group of quantised weights: quant method -> (bits of a weight, bits of a scale, group)
@@ -29,7 +30,6 @@ NOT_DESCRIBED = (
 )
 LATENT = ("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
 LINEAR = ("linear_num_value_heads", "linear_value_head_dim", "linear_num_key_heads", "linear_key_head_dim")
-PER_LAYER = ("intermediate_size", "num_key_value_heads", "head_dim", "num_experts", "sliding_window")  # a list: one for each layer
 
 
 def describable(config: Mapping[str, Any]) -> bool:
@@ -40,8 +40,7 @@ def describable(config: Mapping[str, Any]) -> bool:
         needed += LATENT
     if text.get("linear_num_value_heads") or "linear_attention" in (text.get("layer_types") or []):
         needed += LINEAR
-    per_layer = any(isinstance(text.get(key), list) for key in (*needed, *PER_LAYER))
-    return all(text.get(key) for key in needed) and not per_layer and not any(text.get(key) for key in NOT_DESCRIBED)
+    return all(text.get(key) for key in needed) and not differs_by_layer(text) and not any(text.get(key) for key in NOT_DESCRIBED)
 
 
 def attention(config: Mapping[str, Any]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -22,10 +23,19 @@ def document(subject: Subject, resolution: Resolution) -> dict[str, Any]:
         "engine": subject.engine,
         "version": str(subject.version),
         "findings": [finding.as_dict() for finding in resolution.findings],
-        "requested": resolution.requested,
-        "effective": resolution.effective,
+        "requested": plain(resolution.requested),
+        "effective": plain(resolution.effective),
         "assumed": not was_read(subject.family, subject.version),
     }
+
+
+def plain(value: Any) -> Any:
+    """A setting as JSON can hold it: NaN and Infinity, which Python and the engines read in a flag, as words."""
+    if isinstance(value, Mapping):
+        return {key: plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(entry) for entry in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def text(subject: Subject, resolution: Resolution) -> str:

@@ -10,6 +10,8 @@ from typing import Any
 import yaml
 from packaging.version import Version
 
+from draftsmith.yaml_text import LOADER
+
 Row = Mapping[str, Any]
 
 
@@ -17,10 +19,6 @@ Row = Mapping[str, Any]
 def table(family: str) -> dict[str, Any]:
     """The rows of sglang.yaml or vllm.yaml."""
     return yaml.load(Path(__file__).with_name(f"{family}.yaml").read_text(), Loader=LOADER)
-
-
-# libyaml is ten times as quick, where PyYAML was built with it
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def at(rows: Sequence[Row], version: Version) -> Any:

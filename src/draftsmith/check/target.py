@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,9 @@ from typing import Any
 import yaml
 from packaging.version import InvalidVersion, Version
 
-from draftsmith.check.kinds import problems
 from draftsmith.check.raises import raised
 from draftsmith.findings import Finding, Severity
+from draftsmith.models.config_keys import read_config_file
 from draftsmith.models.text_config import text_part
 
 NO_TAPS = raised("vllm", None, "no_taps")
@@ -23,19 +22,6 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 def taps_table() -> dict[str, Any]:
     """The rows of taps.yaml."""
     return yaml.safe_load(Path(__file__).with_name("taps.yaml").read_text())
-
-
-def read_config_file(path: Path) -> dict[str, Any]:
-    """A config.json as it stands. Raises OSError, and ValueError for what no engine can use: no JSON, no mapping, words for numbers."""
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise ValueError(f"{path} holds {type(config).__name__}, not a mapping")
-    if wrong := list(problems(config)):
-        raise ValueError(f"{path}: {'; '.join(wrong[:3])}")
-    return config
 
 
 def read_config(folder: Path) -> tuple[dict[str, Any], list[Finding]]:
@@ -52,6 +38,10 @@ def read_config(folder: Path) -> tuple[dict[str, Any], list[Finding]]:
     needed = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", "architectures", "model_type")
     if missing := [key for key in needed if not config.get(key)]:
         return {}, [Finding("DS101", "error", f"{path} lacks {', '.join(missing)}", "the drafter's shape cannot be derived", fix)]
+    if listed := [key for key in ("intermediate_size", "num_key_value_heads", "head_dim") if isinstance(config.get(key), list)]:
+        evidence = f"{path}: {listed[0]} is a list, one value for each layer"
+        fix = "choose a target whose layers are alike"
+        return {}, [Finding("DS101", "error", evidence, "the drafter's shape cannot be derived", fix)]
     return config, []
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from draftsmith.check.args import Args, whole
+from draftsmith.check.args import Args, parsed, whole
 from draftsmith.check.flag_names import spellings
 from draftsmith.check.resolution import Case
 from draftsmith.check.since import known, table
@@ -25,7 +25,7 @@ def written_config(flags: Mapping[str, FlagValue]) -> dict[str, Any]:
     Raises ValueError when it is no JSON or no object.
     """
     value, args = flags.get(FLAG, flags.get("sc")), Args(flags)
-    config: Any = json.loads(value) if isinstance(value, str) else value if isinstance(value, dict) else {}
+    config: Any = parsed(value) if isinstance(value, str) else value if isinstance(value, dict) else {}
     if not isinstance(config, dict):
         raise ValueError(f"it is no mapping but a {type(config).__name__}")
     config = {str(key).replace("-", "_"): entry for key, entry in config.items()}

@@ -86,7 +86,7 @@ def number(case: Case, config: dict[str, Any], method: str) -> int | None:
     if case.stopped:  # a key was refused: perhaps this one, misspelt
         return None
     if method == "suffix":
-        return int(config.get("suffix_decoding_max_tree_depth", 24))
+        return whole(config.get("suffix_decoding_max_tree_depth", 24))
     trained = (drafter or {}).get("n_predict") or pairing.speculators_tokens(drafter)
     if method == "dspark" and case.version >= Version(table("vllm")["dspark_by_block"]):
         trained = pairing.block_size(drafter)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from draftsmith.findings import Finding
+from draftsmith.written import is_file_name
 
 INDEX = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000  # limit of the safetensors library
@@ -97,7 +98,7 @@ def read_index(folder: Path) -> dict[str, str] | None:
         return None
     try:
         weight_map = json.loads(path.read_text())["weight_map"]
-        wrong = next((name for name, shard in weight_map.items() if not isinstance(shard, str)), None)
+        wrong = next((name for name, shard in weight_map.items() if not is_file_name(shard)), None)
         if wrong is not None or not weight_map:
             raise ValueError(f"{wrong!r} has no file" if weight_map else "it names no tensor")
         return dict(weight_map)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ def convert(source_folder: Path, folder: Path, asked: Asked, inspect: Inspect) -
     Raises UsageError, EnvironmentFailed (damaged source), Refused. The result is there whole or not at all.
     """
     started = time.time()
-    if folder.exists():
+    if os.path.lexists(folder):  # a link to nowhere, too
         raise UsageError(f"{folder} exists already", hint="choose another -o, or remove it first")
     source = open_source(source_folder)
     ledger = Ledger()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from draftsmith.errors import CheckFailed, EnvironmentFailed, UsageError
+from draftsmith.models.config_keys import read_config_file
+from draftsmith.written import is_file_name
 
 INDEX = "model.safetensors.index.json"
 OLD_WEIGHTS = "pytorch_model.bin"
@@ -54,17 +57,16 @@ class Source:
 def read_config(path: Path, what: str) -> dict[str, Any]:
     """config.json of a folder, or a file itself. Raises UsageError where there is none, EnvironmentFailed where it is not JSON."""
     file = path / "config.json" if path.is_dir() else path
-    if not path.exists():
+    if not os.path.exists(path):
         raise UsageError(f"{what} {path} does not exist", hint="give a folder with config.json and *.safetensors")
     if not file.is_file():
         raise UsageError(f"{what} {path} has no config.json", hint="point at the folder that holds config.json and the weights")
     try:
-        content = json.loads(file.read_text())
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise EnvironmentFailed(f"{file} is not JSON: {error}", hint=AGAIN) from None
-    if not isinstance(content, dict):
-        raise EnvironmentFailed(f"{file} holds {type(content).__name__}, not an object", hint=AGAIN)
-    return content
+        return read_config_file(file)
+    except OSError as error:
+        raise EnvironmentFailed(f"{file} cannot be read: {error.strerror}", hint=AGAIN) from None
+    except ValueError as error:
+        raise EnvironmentFailed(str(error), hint=AGAIN) from None
 
 
 def open_source(folder: Path) -> Source:
@@ -96,8 +98,11 @@ def read_index(folder: Path, name: str = INDEX) -> dict[str, str]:
     if not path.is_file():
         return {}
     try:
-        return dict(json.loads(path.read_text())["weight_map"])
-    except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+        weight_map = dict(json.loads(path.read_text())["weight_map"])
+        if wrong := [name for name, shard in weight_map.items() if not is_file_name(shard)]:
+            raise ValueError(f"{wrong[0]!r} has no file")
+        return weight_map
+    except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise EnvironmentFailed(f"{path} is not an index of tensors: {error!r}", hint=AGAIN) from None
 
 
@@ -135,7 +140,7 @@ def unpickled(path: Path) -> dict[str, Tensor]:
         tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (RuntimeError, OSError, EOFError, pickle.UnpicklingError) as error:
         raise EnvironmentFailed(f"{path} cannot be read: {str(error).splitlines()[0]}", hint=AGAIN) from None
-    if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
+    if not isinstance(tensors, dict) or not all(isinstance(name, str) and isinstance(value, Tensor) for name, value in tensors.items()):
         raise EnvironmentFailed(f"{path} does not hold tensors by name", hint="convert a folder with a state dict")
     return tensors
 

@@ -31,7 +31,7 @@ class Contradiction(ValueError):
 
 def is_map(ids_W: Tensor, vocab_size: int) -> bool:
     """Distinct ids inside the vocabulary."""
-    return bool(int(ids_W.min()) >= 0 and int(ids_W.max()) < vocab_size and len(ids_W.unique()) == len(ids_W))
+    return bool(ids_W.numel() and int(ids_W.min()) >= 0 and int(ids_W.max()) < vocab_size and len(ids_W.unique()) == len(ids_W))
 
 
 def read_vocabulary(d2t_W: Tensor | None, t2d_V: Tensor | None, vocab_size: int, draft_size: int, form: str | None) -> Vocabulary:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from draftsmith.settings import Settings
+from draftsmith.settings import MOST_CONCURRENCY, Settings
 
 HoldOut = Literal["topic", "prompt"]
 
@@ -32,7 +32,7 @@ class DataSettings(Settings):
     synthesis_openings: tuple[str, ...] = Field(
         default=("",), min_length=1, description="how the target's own prompts begin, in turn; it writes the rest. Keeps them to one domain"
     )
-    concurrency: int = Field(default=64, ge=1, description="requests in flight at each engine")
+    concurrency: int = Field(default=64, ge=1, le=MOST_CONCURRENCY, description="requests in flight at each engine")
     replica_env: tuple[dict[str, str], ...] = Field(
         default=({},), min_length=1, description="one engine is started per entry, with these variables added"
     )

@@ -19,7 +19,7 @@ def show(run: Path, n: int = 3, seed: int = 0) -> tuple[list[dict[str, Any]], st
     """(JSON form, text) of `n` training samples. run: a run folder, or its data folder. Raises EnvironmentFailed or UsageError."""
     folder = run / "data" if (run / "data").is_dir() else run
     if n < 1:
-        raise UsageError(f"{n} samples cannot be shown")
+        raise UsageError(f"{n} samples cannot be shown", hint="-n 3: one or more")
     record = MaskRecord.read(folder)
     template = ChatTemplate.load(Path(record.target))
     samples = read_samples(samples_file(folder, "train"))

@@ -44,8 +44,8 @@ class ChatTemplate:
 
         try:
             tokenizer = AutoTokenizer.from_pretrained(target, local_files_only=True, trust_remote_code=trust_remote_code)
-        except (OSError, ValueError) as error:
-            raise EnvironmentFailed(f"cannot load the tokenizer in {target}: {error}", hint="the folder needs tokenizer.json") from error
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:  # what a damaged file makes of them
+            raise EnvironmentFailed(f"cannot load the tokenizer in {target}: {error!r}", hint="the folder needs tokenizer.json") from error
         return cls(tokenizer, read_end_ids(target, tokenizer.eos_token_id))
 
     def render(self, turns: list[dict[str, str]], generation: bool) -> str:

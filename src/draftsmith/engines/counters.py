@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import re
+from contextlib import suppress
 
 SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)(?:\s+\d+)?$")
 LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
 
 
 def samples(metrics_text: str, name: str) -> list[tuple[dict[str, str], float]]:
-    """(labels, value) of every sample of one metric, in page order."""
+    """(labels, value) of every sample of one metric, in page order. NaN, infinity and what is no number at all tell nothing."""
     found = []
     for line in metrics_text.splitlines():
         if not line.startswith(name):
             continue
         match = SAMPLE.match(line)
         if match and match["name"] == name:
-            found.append((dict(LABEL.findall(match["labels"] or "")), float(match["value"])))
+            with suppress(ValueError):
+                if math.isfinite(value := float(match["value"])):
+                    found.append((dict(LABEL.findall(match["labels"] or "")), value))
     return found
 
 

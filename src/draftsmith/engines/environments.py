@@ -78,9 +78,10 @@ def read_record(folder: Path) -> dict[str, Any] | None:
     """The record of a finished environment, or None when it is missing, half made, or its interpreter is gone."""
     try:
         record = json.loads((folder / RECORD).read_text())
-    except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
-    return record if Path(record["python"]).exists() else None
+    whole = isinstance(record, dict) and isinstance(record.get("python"), str)
+    return record if whole and Path(record["python"]).exists() else None
 
 
 def python_of(name_version: str) -> Path:
@@ -132,7 +133,7 @@ def add(name_version: str, talk: Talk | None = None, check_only: bool = False) -
         home() / "engines" / ".lock", lambda: talk.say(f"another `draftsmith engine add` is at work in {home()}; waiting for it")
     ):
         record = read_record(folder)
-        if record is not None and record["lock_sha256"] == sha256_file(lock):
+        if record is not None and record.get("lock_sha256") == sha256_file(lock):
             talk.say(f"engine {name_version} is there: {folder}")
             return record
         if folder.exists():
@@ -204,7 +205,7 @@ def list_engines() -> list[dict[str, Any]]:
     found = []
     for folder in sorted(path for kind in ("engines", CHECK_ONLY) for path in (home() / kind).glob("*-*") if path.is_dir()):
         record = read_record(folder)
-        known = record or {"name": "==".join(folder.name.rsplit("-", 1))}
+        known = {"name": "==".join(folder.name.rsplit("-", 1)), **(record or {})}
         found.append({**known, "state": "ready" if record else "half made", "folder": str(folder), "bytes": folder_bytes(folder)})
     return found
 

@@ -28,7 +28,7 @@ def render_flags(flags: Mapping[str, FlagValue], owned: Collection[str], negatab
                 f"engine flag {name!r} is set by Draftsmith itself", hint="remove it from engine.flags; see `target` and `drafter`"
             )
         if name in seen:
-            raise UsageError(f"engine flag {name!r} is given twice (hyphens and underscores are the same)")
+            raise UsageError(f"engine flag {name!r} is given twice (hyphens and underscores are the same)", hint="keep one")
         seen.add(name)
         if value is None:
             continue
@@ -49,7 +49,7 @@ def fixed_port(flags: Mapping[str, FlagValue]) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 65536:
-        raise UsageError(f"engine flag port is {value!r}, expected a number from 1 to 65535")
+        raise UsageError(f"engine flag port is {value!r}, expected a number from 1 to 65535", hint="leave port out for a free one")
     return value
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from draftsmith.engines.counters import total_by
+from draftsmith.engines.pages import first_model, json_object
 from draftsmith.engines.protocol import Arm, Engine
 from draftsmith.engines.registry import ENGINES
 from draftsmith.errors import EnvironmentFailed
@@ -66,15 +66,15 @@ class Attached:
     def first_model(self) -> str:
         """The name under which the server answers. Raises EnvironmentFailed."""
         text = self.page("/v1/models")
-        with suppress(ValueError, LookupError, TypeError):
-            return str(json.loads(text or "")["data"][0]["id"])
+        if served := first_model(text):
+            return str(served["id"])
         raise EnvironmentFailed(f"{self.url}/v1/models names no model", hint="expected an OpenAI-compatible server such as vLLM or SGLang")
 
     def settings(self) -> dict[str, str]:
         """Settings that the server tells on its pages, with its version."""
         found = {"model": self.model, "engine": self.engine.name if self.engine else "unknown"}
-        with suppress(ValueError, LookupError, TypeError):
-            found["engine_version"] = str(json.loads(self.page("/version") or "")["version"])
+        if version := json_object(self.page("/version")).get("version"):
+            found["engine_version"] = str(version)
         if self.engine:
             pages = {path: text for path in self.engine.info_pages if (text := self.page(path)) is not None}
             found |= self.engine.effective("", pages)
@@ -97,7 +97,8 @@ class Attached:
 def depth_told(settings: Mapping[str, str], metrics_text: str) -> int:
     """Drafts per round as SGLang tells them; 0 without speculation; 1 when only a counter shows that it speculates."""
     if "drafting_method" in settings:
-        return int(settings.get("depth") or int(settings.get("draft_tokens", 2)) - 1)
+        depth, tokens = settings.get("depth", ""), settings.get("draft_tokens", "")
+        return int(depth) if depth.isdecimal() else max(1, int(tokens) - 1) if tokens.isdecimal() else 1
     return 1 if "sglang:spec_verify_calls_total" in metrics_text else 0
 
 

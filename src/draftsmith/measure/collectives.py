@@ -24,7 +24,7 @@ import numpy as np
 
 from draftsmith.errors import EnvironmentFailed, UsageError
 from draftsmith.job import Talk
-from draftsmith.manifest import atomic_write_json, hardware, tool_versions
+from draftsmith.manifest import atomic_write_json, hardware, make_folder, tool_versions
 from draftsmith.measure.fitting import Fit, fit_log
 from draftsmith.measure.statistics import Interval
 
@@ -101,7 +101,11 @@ def probe(settings: Settings, arm: Arm, folder: Path) -> dict[str, Any]:
     begun, failed = time.monotonic(), ""
     with log.open("wb") as file:
         # torchrun ends its workers on SIGTERM, not when it is killed
-        process = subprocess.Popen(command(settings, arm, out), stdout=file, stderr=subprocess.STDOUT, env=environment(arm))
+        try:
+            process = subprocess.Popen(command(settings, arm, out), stdout=file, stderr=subprocess.STDOUT, env=environment(arm))
+        except OSError as error:
+            hint = "--python PATH: an interpreter with torch"
+            raise EnvironmentFailed(f"cannot start {settings.python}: {error.strerror}", hint=hint) from None
         try:
             status = process.wait(settings.timeout_s)
             failed = f"exit status {status}: {last_words(log)}" if status else ""
@@ -137,7 +141,7 @@ def run(settings: Settings, arms: Sequence[Arm], folder: Path, talk: Talk | None
     budget_s: no arm is begun after that. Raises EnvironmentFailed when no arm measured anything.
     """
     talk, begun = talk or Talk(quiet=True), time.monotonic()
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, "--out")
     document: dict[str, Any] = {"settings": asdict(settings), "arms": [], "tools": tool_versions(), "hardware": hardware()}
     for number, arm in enumerate(arms):
         if budget_s is not None and time.monotonic() - begun > budget_s:

@@ -6,6 +6,7 @@ A server that was started with a key in VLLM_API_KEY, as vLLM reads it and `serv
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
@@ -46,7 +47,8 @@ def server_url(given: str) -> str:
     url = (given if "://" in given else f"http://{given}").rstrip("/").removesuffix("/v1")
     try:
         parts = urlsplit(url)
-        ok = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        ok = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and not re.search(r"[\s\x00-\x1f\x7f]", given)
+        (parts.hostname or "").encode("idna")
     except ValueError:
         ok, parts = False, None
     if not ok or parts is None:

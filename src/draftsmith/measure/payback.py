@@ -66,10 +66,13 @@ def check(bands: Sequence[Band], costs: Costs) -> None:
         raise UsageError(f"the traffic adds up to {whole:.1%}", hint="shares of all bands must make 100 %")
     for band in bands:
         if not (0 < band.low <= band.speedup <= band.high < math.inf and band.share >= 0):
-            raise UsageError(f"concurrency {band.concurrency}: {band.low} <= {band.speedup} <= {band.high} must hold, all positive")
+            raise UsageError(
+                f"concurrency {band.concurrency}: {band.low} <= {band.speedup} <= {band.high} must hold, all positive",
+                hint="--speedup CONCURRENCY:VALUE:LOW:HIGH, for example 1:1.6:1.5:1.7",
+            )
     paid = (costs.training_gpu_hours, costs.training_price, costs.fixed_cost)
     if not (0 < costs.price < math.inf and all(0 <= number < math.inf for number in paid)):
-        raise UsageError("prices and costs must be positive numbers")
+        raise UsageError("prices and costs must be positive numbers", hint="--gpu-hour 2.5 --training-gpu-hours 40")
 
 
 def saved_share(bands: Sequence[Band], speedups: np.ndarray, off_where_it_loses: bool) -> np.ndarray:

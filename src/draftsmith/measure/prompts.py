@@ -78,9 +78,9 @@ class Renderer:
 
         try:
             self.tokenizer: Any = AutoTokenizer.from_pretrained(target, trust_remote_code=trust_remote_code)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
             hint = "the target folder needs tokenizer.json"
-            raise EnvironmentFailed(f"cannot load the tokenizer of {target}: {error}", hint=hint) from error
+            raise EnvironmentFailed(f"cannot load the tokenizer of {target}: {error!r}", hint=hint) from error
 
     def ids(self, text: str, special: bool = False) -> tuple[int, ...]:
         return tuple(int(i) for i in self.tokenizer.encode(text, add_special_tokens=special))

@@ -5,25 +5,27 @@ Tensor names are the parameter names of `Eagle3Drafter`, which are the names tha
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
 from draftsmith.errors import CheckFailed, EnvironmentFailed
-from draftsmith.manifest import atomic_write_bytes, atomic_write_json
+from draftsmith.manifest import atomic_write_bytes, atomic_write_json, read_json, shaped
 from draftsmith.models.eagle3 import Eagle3Drafter, Eagle3Shape, shape_for
 from draftsmith.models.taps import default_taps, render_sglang, render_vllm, sglang_version
 from draftsmith.models.target import Target
+from draftsmith.models.text_config import read_config
 from draftsmith.settings import DrafterSettings
 
 WEIGHTS = "model.safetensors"
 TRAINED_WEIGHTS, TRAINED_SHAPE = "drafter.safetensors", "drafter.json"
+EXPORTED = "expected a drafter in the plain layout, as export and `draftsmith convert --to vllm` write it"
 INTEGER_TENSORS = {"d2t": torch.int64, "t2d": torch.bool}
 
 
@@ -84,7 +86,7 @@ def shape_from_config(config: Mapping[str, Any]) -> Eagle3Shape:
     """The shape that a drafter's config.json describes. Raises CheckFailed for another architecture or a missing key."""
     architecture = (config.get("architectures") or ["absent"])[0]
     if architecture != "LlamaForCausalLMEagle3":
-        raise CheckFailed(f"drafter architecture is {architecture!r}, expected 'LlamaForCausalLMEagle3'")
+        raise CheckFailed(f"drafter architecture is {architecture!r}, expected 'LlamaForCausalLMEagle3'", hint=EXPORTED)
     try:
         return Eagle3Shape(
             hidden_size=config["hidden_size"],
@@ -101,7 +103,7 @@ def shape_from_config(config: Mapping[str, Any]) -> Eagle3Shape:
             max_position=config["max_position_embeddings"],
         )
     except KeyError as error:
-        raise CheckFailed(f"drafter config.json has no {error.args[0]!r}") from None
+        raise CheckFailed(f"drafter config.json has no {error.args[0]!r}", hint=EXPORTED) from None
 
 
 def load_strictly(drafter: Eagle3Drafter, tensors: Mapping[str, Tensor], where: Path) -> Eagle3Drafter:
@@ -129,16 +131,24 @@ def load_strictly(drafter: Eagle3Drafter, tensors: Mapping[str, Tensor], where: 
             hint="d2t holds offsets: target id - draft id",
         )
     if not torch.equal(drafter.t2d.nonzero().flatten(), ids):
-        raise CheckFailed(f"{where}: t2d marks other tokens than d2t names")
+        raise CheckFailed(f"{where}: t2d marks other tokens than d2t names", hint=EXPORTED)
     return drafter.eval()
+
+
+def weights_of(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file. Raises EnvironmentFailed when it is not whole."""
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise EnvironmentFailed(f"{path} is damaged or not whole: {error}", hint="copy it, or run its stage, again") from None
 
 
 def load_exported(folder: Path, target: Target, dtype: torch.dtype = torch.float32) -> Eagle3Drafter:
     """The drafter of an exported folder, with the target's embedding."""
     if not (folder / "config.json").is_file() or not (folder / WEIGHTS).is_file():
         raise EnvironmentFailed(f"{folder} is no drafter folder: config.json or {WEIGHTS} is missing", hint="run the export stage")
-    shape = shape_from_config(json.loads((folder / "config.json").read_text()))
-    drafter = load_strictly(Eagle3Drafter(shape), load_file(folder / WEIGHTS), folder / WEIGHTS)
+    shape = shape_from_config(read_config(folder))
+    drafter = load_strictly(Eagle3Drafter(shape), weights_of(folder / WEIGHTS), folder / WEIGHTS)
     return with_target(drafter, target, dtype)
 
 
@@ -152,9 +162,10 @@ def load_trained(folder: Path, target: Target, dtype: torch.dtype = torch.float3
     """The drafter that the training stage left, with the target's embedding."""
     if not (folder / TRAINED_SHAPE).is_file():
         raise EnvironmentFailed(f"no trained drafter in {folder}", hint="run the train stage")
-    content = json.loads((folder / TRAINED_SHAPE).read_text())["shape"]
-    shape = Eagle3Shape(**{field.name: content[field.name] for field in fields(Eagle3Shape)})
-    drafter = load_strictly(Eagle3Drafter(shape), load_file(folder / TRAINED_WEIGHTS), folder / TRAINED_WEIGHTS)
+    content = read_json(folder / TRAINED_SHAPE)
+    with shaped(folder / TRAINED_SHAPE):
+        shape = Eagle3Shape(**{field.name: content["shape"][field.name] for field in fields(Eagle3Shape)})
+    drafter = load_strictly(Eagle3Drafter(shape), weights_of(folder / TRAINED_WEIGHTS), folder / TRAINED_WEIGHTS)
     return with_target(drafter, target, dtype)
 
 

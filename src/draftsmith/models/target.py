@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from draftsmith.errors import EnvironmentFailed
@@ -130,8 +131,8 @@ def load_target(
         )
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, trust_remote_code=trust_remote_code, local_files_only=True)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise EnvironmentFailed(f"cannot load the target in {folder}: {error}", hint="check that the folder is complete") from error
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
+        raise EnvironmentFailed(f"cannot load the target in {folder}: {error!r}", hint="check that the folder is complete") from error
     if device is not None:
         torch.nn.Module.to(model, device)
     return Target(model, taps)

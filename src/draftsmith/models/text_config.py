@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from draftsmith.errors import EnvironmentFailed
+from draftsmith.models.config_keys import read_config_file
 
 
 def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -14,5 +16,13 @@ def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_text_config(folder: Path) -> dict[str, Any]:
-    """The same of a Hugging Face folder."""
-    return text_part(json.loads((folder / "config.json").read_text()))
+    """The same of a Hugging Face folder. Raises EnvironmentFailed for a config.json that nothing could use."""
+    return text_part(read_config(folder))
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The config.json of a Hugging Face folder as it stands. Raises EnvironmentFailed for one that nothing could use."""
+    try:
+        return read_config_file(folder / "config.json")
+    except (OSError, ValueError) as error:
+        raise EnvironmentFailed(f"cannot use {folder}: {error}", hint="copy or download the folder again") from None

@@ -40,7 +40,14 @@ def bench_section(folder: Path, manifest: Manifest | None) -> dict[str, Any]:
             "arms": safe_arms(summary.get("arms")),
             "conditions": read_conditions(folder),
         }
-        return Verdict.model_validate(section).model_dump(mode="json")
+        found = Verdict.model_validate(section).model_dump(mode="json")
+        there = {row["launch"] for row in rows}
+        if lost := [row["launch"] for row in found["timeline"] if row["launch"] not in there]:
+            raise ValueError(f"it tells of launch {lost[0]}, which {LAUNCHES} has not; `draftsmith bench --summarise` computes it anew")
+        bands = [cell[name] for cell in found["cells"] for name in ("speedup_over_prompts", "speedup_bootstrap") if cell[name]]
+        if any(not isinstance(band[key], int | float) for band in bands for key in ("ratio", "low", "high")):
+            raise ValueError("a speed-up is no number")
+        return found
 
 
 def launch_row(row: dict[str, Any]) -> dict[str, Any]:

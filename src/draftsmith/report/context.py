@@ -66,23 +66,29 @@ def build_bench(folder: Path, title: str) -> dict[str, Any]:
     engine, drafter = config.get("engine") or {"name": told.get("engine")}, config.get("drafter") or {}
     depth = config.get("depth") or json.loads((folder / SUMMARY).read_text()).get("depth")
     empty = dict.fromkeys(("break_even", "verify", "training", "data", "check", "capture", "export", "serve"))
-    return normal(
-        {
-            "schema": SCHEMA,
-            "title": title,
-            "subject": {"target": served_model(verdict), "engine": engine.get("name"), "drafter": drafter.get("algorithm"), "depth": depth},
-            "verdict": verdict,
-            "acceptance": acceptance_series(None, None, verdict),
-            "predicted_beside_measured": predictions(None, None, verdict, None, depth),
-            **empty,
-            "times": None,
-            "provenance": provenance_section(
-                [manifest] if manifest else [], engine if engine["name"] else None, drafter or None, served_model(verdict)
-            ),
-            "command": {"line": verdict["command"], "recipe": None},
-            "absent": [stage for stage in STAGES if stage != "bench"],
-        }
-    )
+    with shaping(folder / SUMMARY):
+        return normal(
+            {
+                "schema": SCHEMA,
+                "title": title,
+                "subject": {
+                    "target": served_model(verdict),
+                    "engine": engine.get("name"),
+                    "drafter": drafter.get("algorithm"),
+                    "depth": depth,
+                },
+                "verdict": verdict,
+                "acceptance": acceptance_series(None, None, verdict),
+                "predicted_beside_measured": predictions(None, None, verdict, None, depth),
+                **empty,
+                "times": None,
+                "provenance": provenance_section(
+                    [manifest] if manifest else [], engine if engine["name"] else None, drafter or None, served_model(verdict)
+                ),
+                "command": {"line": verdict["command"], "recipe": None},
+                "absent": [stage for stage in STAGES if stage != "bench"],
+            }
+        )
 
 
 def served_model(verdict: dict[str, Any]) -> str | None:

@@ -69,7 +69,7 @@ def shaping(path: Path) -> Iterator[None]:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))
         raise EnvironmentFailed(f"{path} is malformed: {place}: {first['msg']}", hint=hint) from None
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, RecursionError) as error:
         raise EnvironmentFailed(f"{path} is malformed: {error}", hint=hint) from error
 
 

@@ -54,5 +54,5 @@ def read_report(path: Path) -> dict[str, Any]:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise EnvironmentFailed(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}", hint=hint) from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise EnvironmentFailed(f"{path} is malformed: {error}", hint=hint) from error

@@ -9,7 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from draftsmith.errors import UsageError
-from draftsmith.manifest import MANIFEST, atomic_write_json, atomic_write_text
+from draftsmith.manifest import MANIFEST, atomic_write_json, atomic_write_text, make_folder
 from draftsmith.report.card import model_card
 from draftsmith.report.context import NO_VERDICT
 from draftsmith.report.figures_joined import forest
@@ -64,6 +64,7 @@ def report_of(places: Sequence[Path], output: Path) -> Answer:
     if twice is not None:
         raise UsageError(f"{twice} is named twice", hint="name every run once")
     contents = [open_run(place) for place in places]
+    make_folder(output, "--output")
     if len(contents) == 1:
         write_report(output, contents[0])
         verdict = contents[0]["verdict"]

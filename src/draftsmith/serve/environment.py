@@ -25,8 +25,9 @@ def read_env_file(path: Path) -> dict[str, str]:
     """NAME=VALUE lines as systemd's EnvironmentFile has them: comments, blank lines, quotes around a value. Raises UsageError."""
     try:
         text, mode = path.read_text(), path.stat().st_mode
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
+        raise UsageError(f"cannot read {path}: {why}", hint="--env-file takes lines of NAME=VALUE") from None
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise UsageError(f"{path} can be read by others", hint=f"chmod 600 {path}")
     found = {}
@@ -36,7 +37,9 @@ def read_env_file(path: Path) -> dict[str, str]:
             continue
         name, separator, value = line.partition("=")
         if not separator or not name.strip().isidentifier():
-            raise UsageError(f"{path}, line {number}: not NAME=VALUE")  # the line itself may be a secret
+            raise UsageError(
+                f"{path}, line {number}: not NAME=VALUE", hint="one variable a line; # begins a comment"
+            )  # the line itself may be a secret
         value = value.strip()
         found[name.strip()] = value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
     return found

@@ -15,11 +15,16 @@ from draftsmith.measure.pages import ask
 
 def connect(url: str, timeout_s: float) -> tuple[http.client.HTTPConnection, str]:
     """(connection, path with query) for an http URL. Raises UsageError."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError(f"{url!r} is not the URL of a server", hint="for example http://127.0.0.1:8000")
+    hint = "for example http://127.0.0.1:8000"
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise UsageError(f"{url!r} is not the URL of a server: {error}", hint=hint) from None
+    if parts.scheme not in ("http", "https") or not host:
+        raise UsageError(f"{url!r} is not the URL of a server", hint=hint)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    return kind(parts.hostname, parts.port, timeout=timeout_s), (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    return kind(host, port, timeout=timeout_s), (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
 
 
 def answer(url: str, timeout_s: float, look: Callable[[], None]) -> int | None:

@@ -6,7 +6,7 @@ profiler): spans in the trace give its parts. Tracing slows an engine down, so t
 
 from __future__ import annotations
 
-import json
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from draftsmith.engines.pages import first_model
 from draftsmith.engines.rounds import RoundCounts, Split, split_of_folder
 from draftsmith.errors import InvalidMeasurement, UsageError
 from draftsmith.job import Talk
@@ -64,8 +65,8 @@ def rounds_of(engine: str) -> ModuleType:
 
 def profile(subject: Subject, load: Load, talk: Talk) -> dict[str, Any]:
     """Measure. Raises UsageError for a load of nothing, InvalidMeasurement when the server has no counters or did no rounds."""
-    if min(load.concurrency, load.requests, load.output_tokens) < 1 or (load.watch_s is not None and load.watch_s <= 0):
-        raise UsageError("concurrency, requests, output tokens and seconds must be above zero")
+    if min(load.concurrency, load.requests, load.output_tokens) < 1 or (load.watch_s is not None and not 0 < load.watch_s < math.inf):
+        raise UsageError("concurrency, requests, output tokens and seconds must be above zero", hint="draftsmith serve profile --help")
     engine = rounds_of(subject.engine)
     model = served_model(subject.url)
     if load.watch_s is None:
@@ -107,7 +108,9 @@ def served_model(url: str) -> str:
     status, text = fetch(f"{url}/v1/models")
     if status != 200:
         raise InvalidMeasurement(f"{url}/v1/models answered {status}", hint=f"a server with a key: set {' or '.join(variables())}")
-    return json.loads(text)["data"][0]["id"]
+    if not (served := first_model(text)):
+        raise InvalidMeasurement(f"{url}/v1/models names no model", hint="expected an OpenAI-compatible server such as vLLM or SGLang")
+    return str(served["id"])
 
 
 def counts(subject: Subject, engine: ModuleType) -> RoundCounts:
@@ -157,7 +160,7 @@ def send(url: str, model: str, load: Load) -> None:
         status, text = fetch(f"{url}/v1/chat/completions", body, REQUEST_TIMEOUT_S)
         if status != 200:
             stop.set()
-            raise InvalidMeasurement(f"{url} answered {status}: {text[:300]}")
+            raise InvalidMeasurement(f"{url} answered {status}: {text[:300]}", hint="`draftsmith serve logs` says more")
 
     with ThreadPoolExecutor(load.concurrency) as pool:
         list(pool.map(ask, range(load.requests)))

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pydantic import TypeAdapter
+
 from draftsmith.engines.home import home
 from draftsmith.engines.locking import file_lock
 from draftsmith.engines.process import start_ticks
+from draftsmith.engines.registry import ENGINES
 from draftsmith.errors import UsageError
-from draftsmith.manifest import atomic_write_json
+from draftsmith.manifest import atomic_write_json, read_json, shaped
 
 SCHEMA = 1
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")  # also good as the name of a unit
@@ -80,12 +81,16 @@ def write(record: Record) -> None:
 
 def read(name: str) -> Record | None:
     """The record of a server, or None when there is none."""
-    try:
-        content: Mapping[str, Any] = json.loads(record_path(name).read_text())
-    except FileNotFoundError:
+    path = record_path(name)
+    if not path.exists():
         return None
-    known = Record.__dataclass_fields__
-    return Record(**{key: value for key, value in content.items() if key in known})
+    hint = f"its processes carry {MARK} in their environment; end them, then remove {path}"
+    content, known = read_json(path, hint), Record.__dataclass_fields__
+    with shaped(path, hint):
+        record = TypeAdapter(Record).validate_python({key: value for key, value in content.items() if key in known})
+        if record.engine.partition("==")[0] not in ENGINES:
+            raise ValueError(f"engine {record.engine!r} is not known")
+        return record
 
 
 def all_records() -> list[Record]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 from draftsmith.engines.registry import engine_for
 from draftsmith.errors import UsageError
 from draftsmith.job import Job, Plan
-from draftsmith.manifest import atomic_write_json, read_jsonl
+from draftsmith.manifest import atomic_write_json, read_json, read_jsonl
 from draftsmith.measure.gpus import gpu_reader
 from draftsmith.measure.launching import engine_starter
 from draftsmith.measure.protocol import LAUNCHES
@@ -97,4 +96,4 @@ def conclude(setting: Setting, subject: Subject, settings: TuneSettings) -> dict
 
 def read_result(folder: Path) -> Mapping[str, Any]:
     """tune.json of a finished tune."""
-    return json.loads((folder / RESULT).read_text())
+    return read_json(folder / RESULT)

@@ -104,7 +104,9 @@ def accept_len_interval(counted: Acceptance) -> tuple[float, float, float]:
 def accepted_by(candidate: Candidate, counted: Acceptance) -> tuple[float, float, float]:
     """(A, low, high) of a candidate. Raises UsageError beyond the depth that was counted."""
     if candidate.depth > counted.depth:
-        raise UsageError(f"acceptance is known for {counted.depth} drafts, {candidate.name} has {candidate.depth}")
+        raise UsageError(
+            f"acceptance is known for {counted.depth} drafts, {candidate.name} has {candidate.depth}", hint="tune.depths: none deeper"
+        )
     value, low, high = accept_len_interval(counted.at_depth(candidate.depth))
     if candidate.kind != "tree":
         return value, low, high

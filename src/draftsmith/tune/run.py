@@ -6,7 +6,6 @@ acceptance) is kept in known.json, so that going on after a kill plans the same 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 from draftsmith.errors import InvalidMeasurement
 from draftsmith.job import Job
-from draftsmith.manifest import atomic_write_json, read_jsonl
+from draftsmith.manifest import atomic_write_json, read_json, read_jsonl
 from draftsmith.measure.costmodel_terms import Cell, shape_of
 from draftsmith.measure.protocol import LAUNCHES, replies_of
 from draftsmith.measure.statistics import geometric_mean, num_pairs, verdict
@@ -55,10 +54,10 @@ def read_known(job: Job, folder: Path, drafter: Drafter, fresh: Collection[str])
     """known.json, made at the first start: break-even entries of the recipe's run, and acceptance from its bench, if those are `fresh`."""
     path = folder / KNOWN
     if not path.exists():
-        entries = json.loads((job.folder("breakeven") / "summary.json").read_text())["break_even"] if "breakeven" in fresh else []
+        entries = job.read("breakeven", "summary.json")["break_even"] if "breakeven" in fresh else []
         counted = acceptance_of_bench(job, drafter) if "bench" in fresh else None
         atomic_write_json(path, {"break_even": entries, "acceptance": counted.as_dict() if counted else None})
-    return json.loads(path.read_text())
+    return read_json(path)
 
 
 def acceptance_of_bench(job: Job, drafter: Drafter) -> Acceptance | None:

@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from draftsmith.measure.loads import closed_shapes
-from draftsmith.settings import Settings, Variable
+from draftsmith.settings import MOST_CONCURRENCY, MOST_LAUNCHES, MOST_REQUESTS, Settings, Variable
 
 TREE = re.compile(r"([1-9]\d*)-([1-9]\d*)-([1-9]\d*)")
 NAMED_PROMPTS = ("heldout", "builtin")  # anything else is a file
@@ -33,9 +33,13 @@ class TuneSettings(Settings):
     temperature: float = Field(default=0.0, ge=0)
     start_together: bool = Field(default=False, description="start the arms of a round side by side; one at a time is measured")
     keep: int = Field(default=2, ge=1, description="candidates that are measured at each concurrency; the others are pruned by prediction")
-    rounds: int = Field(default=2, ge=1, description="launches of every surviving arm, in turned order, before the best is picked")
-    pairs: int = Field(default=3, ge=2, description="pairs of launches that confirm the best against the baseline")
-    pairs_max: int | None = Field(default=None, description="most pairs; from `pairs` on, each pair is followed by a look that may end it")
+    rounds: int = Field(
+        default=2, ge=1, le=MOST_LAUNCHES, description="launches of every surviving arm, in turned order, before the best is picked"
+    )
+    pairs: int = Field(default=3, ge=2, le=MOST_LAUNCHES, description="pairs of launches that confirm the best against the baseline")
+    pairs_max: int | None = Field(
+        default=None, le=MOST_LAUNCHES, description="most pairs; from `pairs` on, each pair is followed by a look that may end it"
+    )
     margin: float = Field(default=0.02, ge=0, lt=1, description="a simpler arm that is slower by at most this share is preferred")
     check_schedule: Literal["auto", "never"] = Field(default="auto", description="measure the schedule that is given to the engine, too")
     seed: int = 0
@@ -76,6 +80,8 @@ class TuneSettings(Settings):
             if values is not None and len(values) != len(self.concurrency):
                 raise ValueError(f"{name} has {len(values)} numbers, concurrency has {len(self.concurrency)}: give one for each")
         for concurrency, requests, warmup in self.shapes():
+            if concurrency > MOST_CONCURRENCY or max(requests, warmup) > MOST_REQUESTS:
+                raise ValueError(f"concurrency {concurrency}: at most {MOST_CONCURRENCY}, and {MOST_REQUESTS} requests")
             if requests < 2 * concurrency or warmup < 1:
                 raise ValueError(f"requests at concurrency {concurrency}: at least {2 * concurrency}, and a warm-up of one or more")
         if self.pairs_max is not None and self.pairs_max < self.pairs:

@@ -158,7 +158,7 @@ def folder_findings(folder: Path, taps: Sequence[int]) -> tuple[Tensors | None, 
         config = json.loads((folder / "config.json").read_text())
         tensors = read_tensors(folder)
         findings = ledger_findings(expected_shapes(config), tensors)
-    except (OSError, json.JSONDecodeError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError, SafetensorError) as error:
         return None, [Finding("DS600", "error", f"cannot read the exported folder {folder}: {error!r}", "no engine can load it", AGAIN)]
     written = config.get("eagle_aux_hidden_state_layer_ids")
     if written is not None and list(written) != list(taps):

@@ -15,7 +15,7 @@ class VerifySettings(Settings):
         default=True,
         description="also a pair of servers in float32, whose answers must be equal; false where the engine has no such kernels",
     )
-    near_tie_logits: float = Field(default=0.5, description="a divergence below this float32 logit gap is a near-tie of the target")
-    near_tie_logits_float32: float = Field(default=1e-3, description="the same for the float32 servers")
-    max_accept_len_gap: float = Field(default=0.05, description="largest relative gap between replayed and served accept_len")
+    near_tie_logits: float = Field(default=0.5, ge=0, description="a divergence below this float32 logit gap is a near-tie of the target")
+    near_tie_logits_float32: float = Field(default=1e-3, ge=0, description="the same for the float32 servers")
+    max_accept_len_gap: float = Field(default=0.05, ge=0, description="largest relative gap between replayed and served accept_len")
     replica_env: tuple[dict[str, str], ...] = Field(default=({}, {}), min_length=2, description="variables of the two servers side by side")

@@ -23,7 +23,7 @@ from draftsmith.manifest import atomic_write_text
 from draftsmith.measure.attached import Attached
 from draftsmith.watch.counting import Span
 from draftsmith.watch.expected import Reference, expected_of
-from draftsmith.watch.exposition import Page, text_of, textfile
+from draftsmith.watch.exposition import Page, address_of, text_of, textfile
 from draftsmith.watch.looking import MIN_ROUNDS
 from draftsmith.watch.monitor import Monitor, Settings
 from draftsmith.watch.view import View, as_dict, interval_record, status_line, window_record
@@ -52,13 +52,16 @@ class Asked:
         if self.expect is not None and self.expect_accept_len is not None:
             raise UsageError("--expect and --expect-accept-len at once", hint="give one of the two")
         if self.expect_accept_len is not None and not 1 < self.expect_accept_len < math.inf:
-            raise UsageError(f"--expect-accept-len {self.expect_accept_len:g}: tokens per round, bonus included, are above 1")
+            raise UsageError(
+                f"--expect-accept-len {self.expect_accept_len:g}: tokens per round, bonus included, are above 1",
+                hint="for example --expect-accept-len 2.1",
+            )
         if self.once and (self.prometheus is not None or self.for_s is not None):
             raise UsageError("--once ends at once: --prometheus and --for-s are for a watch that stays", hint="for cron: --once --textfile")
         given = {"--interval-s": settings.interval_s, "--for-s": 1.0 if self.for_s is None else self.for_s}
         for name, value in given.items():
             if not 0 < value < math.inf:
-                raise UsageError(f"{name} {value:g}: expected seconds above 0")
+                raise UsageError(f"{name} {value:g}: expected seconds above 0", hint=f"for example {name} 10")
         if not settings.interval_s <= settings.window_s <= settings.baseline_s:
             raise UsageError(
                 f"--interval-s {settings.interval_s:g}, --window-s {settings.window_s:g}, --baseline-s {settings.baseline_s:g}",
@@ -68,6 +71,8 @@ class Asked:
             raise UsageError(f"--margin {settings.margin:g}: expected a share of accept_len from 0 to 1", hint="for example 0.1")
         if self.textfile is not None:
             textfile(self.textfile)
+        if self.prometheus is not None:
+            address_of(self.prometheus)
 
     def reference(self) -> Reference | None:
         if self.expect_accept_len is not None:
@@ -154,7 +159,7 @@ class Watch:
         """A reading. Raises EnvironmentFailed when there is none."""
         page = self.server.page("/metrics")
         if page is None:
-            raise EnvironmentFailed(f"{self.server.url}/metrics answers with an error")
+            raise EnvironmentFailed(f"{self.server.url}/metrics answers with an error", hint="is it still starting, or behind a proxy?")
         return READERS[self.engine].live_counts(page)
 
     def step(self) -> None:

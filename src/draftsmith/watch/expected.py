@@ -12,6 +12,7 @@ from draftsmith.errors import UsageError
 from draftsmith.metrics import Acceptance
 
 PLACES = ("report.json", "report/report.json", "bench/summary.json", "summary.json", "verify/verify.json", "verify.json")
+HINT = "a run folder whose verify or bench has finished, its export folder, or a report.json; or --expect-accept-len 2.1"
 KINDS = ("measured", "served", "predicted")  # the first that a report has; teacher-forced training acceptance is not what is served
 
 
@@ -56,7 +57,7 @@ def expected_of(place: Path) -> Reference:
                 return found
     raise UsageError(
         f"{place} has no accept_len that was served or predicted",
-        hint="a run folder whose verify or bench has finished, its export folder, or a report.json; or --expect-accept-len 2.1",
+        hint=HINT,
     )
 
 
@@ -76,8 +77,8 @@ def read(path: Path) -> Reference | None:
         if not isinstance(content, dict):
             raise ValueError("expected an object")
         counted, kind = first_kind(content)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"--expect: {path} is not readable as a report or a summary ({error!r})") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise UsageError(f"--expect: {path} is not readable as a report or a summary: {error!r}", hint=HINT) from None
     return Reference.of(f"{kind}, {path}", counted) if counted else None
 
 

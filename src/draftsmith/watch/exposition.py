@@ -6,6 +6,7 @@ The format: https://prometheus.io/docs/instrumenting/exposition_formats/ (text, 
 from __future__ import annotations
 
 import math
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -71,7 +72,7 @@ def one(value: float) -> Sequence[Sample]:
 def address_of(given: str) -> tuple[str, int]:
     """(host, port) of ":9109", "9109" or "HOST:9109"; this machine alone unless a host is named. Raises UsageError."""
     host, _, port = given.rpartition(":")
-    if not port.isdigit() or int(port) > 65535:
+    if not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
         raise UsageError(f"--prometheus {given!r} is no port", hint="for example --prometheus :9109 (this machine only), or 10.0.0.5:9109")
     return host.strip("[]") or "127.0.0.1", int(port)
 

@@ -3,12 +3,11 @@ resolved argument has its flag's name. And what a launch asked for, under the sa
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from draftsmith.engines.flags import spelled
+from draftsmith.engines.pages import json_object
 from draftsmith.engines.protocol import Launch
 from draftsmith.engines.secrets import is_secret
 
@@ -68,13 +67,14 @@ def effective(log_text: str, pages: Mapping[str, str]) -> dict[str, str]:
         values: list[str] = re.findall(rf"\b{theirs}=('[^']*'|[\w.]+)", log_text)
         if values:
             found[ours] = values[-1].strip("'")
-    told: dict[str, Any] = json.loads(pages.get("/server_info", "{}"))
+    told = json_object(pages.get("/server_info"))
     for name, value in told.items():
         if isinstance(value, bool | int | float | str) and not is_secret(name):  # api_key is among them
             found[NAMES.get(name, name)] = str(value)
     # the argument says how many requests were allowed, the scheduler of each data-parallel rank how many its pools can hold
-    limits = [state.get("effective_max_running_requests_per_dp") for state in told.get("internal_states", []) if isinstance(state, dict)]
+    states, ranks = told.get("internal_states"), told.get("dp_size", 1)
+    limits = [state.get("effective_max_running_requests_per_dp") for state in states or () if isinstance(state, dict)]
     held = [limit for limit in limits if isinstance(limit, int)]
-    if held:
-        found["max_running_requests"] = str(min(held) * int(told.get("dp_size", 1)))
+    if held and isinstance(ranks, int):
+        found["max_running_requests"] = str(min(held) * ranks)
     return found

@@ -3,13 +3,13 @@ on /server_info. And what a launch asked for, under the same names."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from draftsmith.engines.counters import samples
 from draftsmith.engines.flags import spelled
+from draftsmith.engines.pages import first_model, json_object
 from draftsmith.engines.protocol import Launch
 
 PAGES = ("/v1/models", "/metrics", "/server_info?config_format=json")
@@ -89,11 +89,9 @@ def effective(log_text: str, pages: Mapping[str, str]) -> dict[str, str]:
             found[name] = match[1]
     for labels, _ in samples(pages.get("/metrics", ""), "vllm:cache_config_info"):
         found |= {name: labels[label] for label, name in CACHE_LABELS.items() if label in labels}
-    if models := pages.get("/v1/models"):
-        served = json.loads(models)["data"][0]
+    if served := first_model(pages.get("/v1/models")):
         found |= {"served_model": served["id"], "max_model_len": str(served.get("max_model_len", found.get("max_model_len", "")))}
-    info = pages.get("/server_info?config_format=json")
-    return found | (from_server_info(json.loads(info)) if info else {})
+    return found | from_server_info(json_object(pages.get("/server_info?config_format=json")))
 
 
 def from_server_info(info: Mapping[str, Any]) -> dict[str, str]:
@@ -104,11 +102,11 @@ def from_server_info(info: Mapping[str, Any]) -> dict[str, str]:
     found = {
         name: str(part[name])
         for key, names in SERVER_INFO.items()
-        if (part := config.get(key))
+        if isinstance(part := config.get(key), dict)
         for name in names
         if part.get(name) is not None
     }
-    drafting = config.get("speculative_config") or {}
-    if drafting.get("num_speculative_tokens") is not None:
+    drafting = config.get("speculative_config")
+    if isinstance(drafting, dict) and drafting.get("num_speculative_tokens") is not None:
         found["depth"] = str(drafting["num_speculative_tokens"])
     return found

@@ -31,7 +31,7 @@ class Way:
             name, _, value = word.partition("=")
             if (
                 name not in ("temperature", "top_p", "top_k")
-                or not value.replace(".", "", 1).isdigit()
+                or not value.replace(".", "", 1).isdecimal()
                 or (name == "top_k" and "." in value)
             ):
                 raise UsageError(
@@ -74,7 +74,14 @@ class Audit:
         numbers = ("prompts", "output_tokens", "concurrency", "sampled_prompts", "samples", "sampled_tokens", "long_tokens")
         for name in numbers:
             if getattr(self, name) < 1:
-                raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)} is less than 1", hint="give a whole number from 1 up")
+                option = {"prompts": "num-prompts"}.get(name, name.replace("_", "-"))
+                raise UsageError(f"--{option} {getattr(self, name)} is less than 1", hint="give a whole number from 1 up")
+        if self.context is not None and self.context < 1:
+            raise UsageError(f"--context {self.context} is less than 1", hint="leave it out, and the servers are asked")
+        if self.near_tie < 0:
+            raise UsageError(f"--near-tie {self.near_tie:g}: a gap of logits is not negative", hint="for example --near-tie 0.5")
+        if not 0 < self.largest_tv < 1:
+            raise UsageError(f"--largest-tv {self.largest_tv:g}: expected a distance between 0 and 1", hint="for example --largest-tv 0.25")
         if unknown := self.skip - set(PARTS):
             raise UsageError(f"--skip {', '.join(sorted(unknown))} is not known", hint=f"one of {', '.join(PARTS)}")
         if self.skip >= set(PARTS):

@@ -5,7 +5,6 @@ Folders in another layout are converted first (the command does it). Suffixes: W
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from draftsmith.errors import CheckFailed, EnvironmentFailed, UsageError
 from draftsmith.models.checkpoint import WEIGHTS, load_strictly
+from draftsmith.models.config_keys import read_config_file
 from draftsmith.models.eagle3 import Eagle3Drafter, Eagle3Shape
 from draftsmith.models.taps import KEY, check_taps
 from draftsmith.models.target import Target
@@ -44,7 +44,7 @@ class Folder:
         if not (path / "config.json").is_file() or not (path / WEIGHTS).is_file():
             raise EnvironmentFailed(f"no drafter at {path}: config.json or {WEIGHTS} is missing", hint="draftsmith export RECIPE")
         try:
-            config = json.loads((path / "config.json").read_text())
+            config = read_config_file(path / "config.json")
             return cls(path, config, load_file(path / WEIGHTS))
         except (OSError, ValueError, SafetensorError) as error:
             raise EnvironmentFailed(f"{path} is damaged: {error}", hint="copy it again, or run the export stage again") from error
@@ -119,7 +119,7 @@ def load_plain(folder: Folder, target: Target, taps: Sequence[int], dtype: torch
     try:
         shape = shape_of(folder, target, len(taps))
     except KeyError as error:
-        raise CheckFailed(f"{folder.path / 'config.json'} has no {error.args[0]!r}") from None
+        raise CheckFailed(f"{folder.path / 'config.json'} has no {error.args[0]!r}", hint="the folder is not whole") from None
     if HEAD not in tensors:
         if shape.draft_vocab_size != shape.vocab_size or target.head_VH.shape[1] != shape.hidden_size:
             raise CheckFailed(f"{folder.path}: no {HEAD}, and the target's head does not fit", hint="the folder is not whole")
@@ -137,7 +137,9 @@ def load_plain(folder: Folder, target: Target, taps: Sequence[int], dtype: torch
     lent_VD = target.embedding_VH if embedding_VD is None else embedding_VD
     if tuple(lent_VD.shape) != wanted:
         whose = "the target's" if embedding_VD is None else "its own"
-        raise CheckFailed(f"{folder.path} needs an embedding of {list(wanted)}, {whose} is {list(lent_VD.shape)}")
+        raise CheckFailed(
+            f"{folder.path} needs an embedding of {list(wanted)}, {whose} is {list(lent_VD.shape)}", hint="is --target the right one?"
+        )
     drafter.set_embedding(lent_VD.to(dtype))
     return drafter.eval().requires_grad_(False)
 

@@ -5,7 +5,6 @@ One launch. Writes wiring/wiring.json and wiring/engine.log in the run folder; t
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from draftsmith.measure.messages import Request
 from draftsmith.measure.prompts import Renderer, forty_prompts
 from draftsmith.models.taps import engine_version
 from draftsmith.models.target import Target, load_target
-from draftsmith.models.text_config import read_text_config
+from draftsmith.models.text_config import read_config, read_text_config
 from draftsmith.samples import spread
 from draftsmith.store import Index, read_store
 from draftsmith.verify.stage import TORCH_DTYPES, served_dtype
@@ -119,7 +118,7 @@ def find_subject(job: Job, drafter: Path | None, trained: Sequence[int] | None) 
     folder = drafter or job.folder("export")
     if not (folder / "config.json").is_file():
         raise EnvironmentFailed(f"no drafter at {folder}: it has no config.json", hint="draftsmith export RECIPE, or --drafter DIR")
-    config = json.loads((folder / "config.json").read_text())
+    config = read_config(folder)
     drafting = drafting_of(job, folder, config)
     index = Index.read(job.folder("capture"))
     if index is not None and not index.complete:
