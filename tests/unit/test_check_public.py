@@ -67,8 +67,11 @@ def read(kind: str, name: str) -> dict[str, Any]:
 
 def verdict(engine: str, drafter: str, target: str, method: str = "eagle3") -> list[Finding]:
     asked = {"speculative-algorithm": method.upper()} if "sglang" in engine else {"speculative-config": json.dumps({"method": method})}
-    fields = {"target": read("targets", target), "flags": asked, "env": {OVERRIDE: "1"}, "gpu_bytes": 288 * 10**9, "num_gpus": 4}
-    subject = subject_for(engine, read("drafters", drafter), **fields)
+    drafts, text = read("drafters", drafter), read("targets", target)
+    if method == "dflash" and drafter.endswith(".partial"):  # an excerpt need not have it; without it SGLang before 0.5.18 stops (DS352)
+        drafts.setdefault("num_target_layers", text.get("text_config", text)["num_hidden_layers"])
+    fields = {"target": text, "flags": asked, "env": {OVERRIDE: "1"}, "gpu_bytes": 288 * 10**9, "num_gpus": 4}
+    subject = subject_for(engine, drafts, **fields)
     return ledger_findings(subject) + tap_findings(subject) + context_findings(subject) + memory_findings(subject)
 
 
