@@ -14,6 +14,7 @@ WIDTH, HEIGHT = 720, 340
 LEFT, RIGHT, TOP, BOTTOM = 46, 196, 14, 40
 SHADES = (100, 82, 66, 52, 40, 30, 22, 16)  # per cent of the series' colour, from the first line on
 GAP = 13  # between two labels
+LABEL = 32  # characters of one
 LONGEST = 20  # characters of a name that fit beside the plot
 
 
@@ -75,10 +76,15 @@ def series(points: Sequence[Mapping[str, Any]], colour: str, x: Any, y: Any) -> 
     return marks
 
 
+def shortened(text: str) -> str:
+    """A label that fits the margin; the table below the plot has whole names."""
+    return text if len(text) <= LABEL else f"{text[: LABEL - 1].rstrip()}…"
+
+
 def spread(labels: Sequence[tuple[float, str, str]]) -> list[str]:
     """Names at the right edge, pushed apart so that none lies on another."""
     placed, marks = -math.inf, []
     for at, text, colour in sorted(labels):
         placed = max(at, placed + GAP)
-        marks.append(f'<text x="{WIDTH - RIGHT + 10}" y="{placed + 4:.1f}" fill="{colour}">{escape(text)}</text>')
+        marks.append(f'<text x="{WIDTH - RIGHT + 10}" y="{placed + 4:.1f}" fill="{colour}">{escape(shortened(text))}</text>')
     return marks
