@@ -11,10 +11,10 @@ from html import escape
 from typing import Any
 
 WIDTH, HEIGHT = 720, 340
-LEFT, RIGHT, TOP, BOTTOM = 46, 196, 14, 40
+LEFT, RIGHT, TOP, BOTTOM = 46, 216, 14, 40
 SHADES = (100, 82, 66, 52, 40, 30, 22, 16)  # per cent of the series' colour, from the first line on
 GAP = 13  # between two labels
-LABEL = 30  # characters of one
+LABEL = 33  # characters of one
 LONGEST = 20  # characters of a name that fit beside the plot
 
 
