@@ -163,7 +163,7 @@ def arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--url", metavar="URL", help="ask a server that runs; its counters are read before and after")
     command.add_argument("--output-tokens", metavar="N", type=int, help=f"with --url: most tokens of an answer (default {OUTPUT_TOKENS})")
     command.add_argument("--temperature", metavar="T", type=float, default=0.0, help="of the server's sampling (default 0: greedy)")
-    command.add_argument("--depth", metavar="N", type=int, help=f"drafts per round (default: a block drafter's block - 1, else the recipe's, else {DEPTH})")
+    command.add_argument("--depth", metavar="N", type=int, help=f"drafts per round (default: block - 1, else the recipe's, else {DEPTH})")
     command.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], help="that is served (default: as the engine's)")
     command.add_argument("--taps", metavar="LIST", help="boundaries that training used, when the drafter does not say: 2,15,27")
     command.add_argument("--source-engine", metavar="sglang==VERSION", help="whose numbering the drafter's tap ids are, where it changed")

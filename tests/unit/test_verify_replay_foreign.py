@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 import torch
-from convert_folders import H, V, read, zlab_dflash
+from convert_folders import H, V, read
 from replay_world import DEPTH, World
 from safetensors.torch import load_file, save_file
 from verify_world import TAPS, VOCAB
 
 from draftsmith import cli
 from draftsmith.errors import CheckFailed
-from draftsmith.verify.replay.drafter import Folder, load_plain
+from draftsmith.verify.replay.drafter import load_plain
+from draftsmith.verify.replay.folder import Folder
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "speculators"
 KEY = "eagle_aux_hidden_state_layer_ids"
@@ -127,11 +128,6 @@ def refused(world: World, folder: Path, tmp_path: Path, capsys: pytest.CaptureFi
     code, _ = replay(world, folder, tmp_path / "out")
     assert code == 4
     return capsys.readouterr().err
-
-
-def test_a_block_drafter_is_refused(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = zlab_dflash(tmp_path / "dflash", vocab_size=VOCAB)
-    assert "block drafter (DFlash or DSpark), of which there is no reference" in refused(world, folder, tmp_path, capsys)
 
 
 @pytest.mark.parametrize(

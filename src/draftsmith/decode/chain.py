@@ -18,7 +18,8 @@ from draftsmith.models.target import Target
 def draft_matches(drafter: Drafter, features_TF: Tensor, token_ids_T: Tensor, start: int, depth: int) -> Tensor:
     """Would draft k of a round that begins at row i be the text's token i + 2 + k? bool [A, depth] for rows start - 1 .. T - 3.
 
-    Right up to and including the first mismatch of a row, where the drafter's own tokens are the text's. Positions past the end of the text do not match.
+    Right up to and including the first mismatch of a row, where the drafter's own tokens are the text's. Positions past the end of the
+    text do not match.
     """
     T = len(token_ids_T)
     assert 1 <= start <= T - 1 and features_TF.shape[0] >= T - 1, (start, T, features_TF.shape)

@@ -2,9 +2,9 @@
 
 Shapes: T committed tokens, A rounds, S slots of a block, D drafter width, H target width, F taps * H, K key/value heads, E head size,
 V target vocabulary, W draft vocabulary. Alignment: a round at row i has the target's features of tokens 0..i as context, at their own
-positions; its block is token i + 1 (the anchor) and S - 1 masks at positions i + 1..i + S. Slot s >= 1 predicts the token of its own position,
-so that draft k is slot k + 1, about token i + 2 + k. The features meet no embedding, no query and no MLP: every layer turns the same normed
-fc output into keys and values by its own projections, as the slots' normed states are.
+positions; its block is token i + 1 (the anchor) and S - 1 masks, at positions i + 1..i + S. Slot s >= 1 predicts the token of its own
+position, so that draft k (from 0) is slot k + 1, about token i + 2 + k. The features meet no embedding, no query and no MLP: each layer
+makes keys and values of the same normed fc output, by the projections that it uses for the slots' normed states.
 """
 
 from __future__ import annotations

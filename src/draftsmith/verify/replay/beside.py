@@ -89,9 +89,7 @@ def look(beside: Beside, told: Told, drafter: Drafter, served: Drafter, talk: Ta
 
 
 @torch.inference_mode()
-def replay(
-    target: Target, drafter: Drafter, answers: Sequence[Answer], depth: int, talk: Talk
-) -> tuple[list[list[int]], list[list[int]]]:
+def replay(target: Target, drafter: Drafter, answers: Sequence[Answer], depth: int, talk: Talk) -> tuple[list[list[int]], list[list[int]]]:
     """(tokens of each prompt, answer and `depth` greedy ones behind it; accepted drafts of each round). Equal answers are replayed once."""
     unique = list(dict.fromkeys((answer.prompt, answer.tokens) for answer in answers))
     found: dict[tuple[Ids, Ids], tuple[list[int], list[int]]] = {}

@@ -77,7 +77,8 @@ def run(subject: Subject, sources: Sources, out: Path, talk: Talk) -> tuple[dict
     if told is not None and told.depth is not None:
         subject = replace(subject, depth=told.depth)  # what is compared is compared at the server's depth
     block = subject.depth + 1 if folder.architecture == DFLASH else None
-    result: dict[str, Any] = {"drafter": subject.name, "target": str(subject.target), "taps": list(taps), "depth": subject.depth, "block": block}
+    result: dict[str, Any] = {"drafter": subject.name, "target": str(subject.target), "taps": list(taps)}
+    result |= {"depth": subject.depth, "block": block}
     heldout, findings = alone(subject, sources, rows, drafter, talk, result)
     result |= {"served": None, "sampled": None}
     trained = what_training_saw(sources.run) if sources.run is not None and subject.own else Trained(block=block)

@@ -60,9 +60,7 @@ def expected_accepted(probability_AK: Tensor, on_path_AK: Tensor) -> tuple[Tenso
 
 
 @torch.inference_mode()
-def draft_probabilities(
-    drafter: Drafter, target: Target, sample: StoredSample, depth: int, temperature: float
-) -> tuple[Tensor, Tensor]:
+def draft_probabilities(drafter: Drafter, target: Target, sample: StoredSample, depth: int, temperature: float) -> tuple[Tensor, Tensor]:
     """(p_T of each draft, whether it is the text's token), [A, K] each, of the rows that have `depth` more tokens."""
     T = len(sample.token_ids_T)
     row_A = supervised(sample.loss_mask_T)
