@@ -47,10 +47,9 @@ def write_random_dflash(target: Path, folder: Path, taps: Sequence[int], block: 
     return folder
 
 
-def dflash_for(target: Target, views: Sequence[View] = (View(), View()), seed: int = 5) -> DFlashDrafter:
-    """Random weights in the target's dtype, of the target's width; the mask is the last token of the vocabulary."""
+def dflash_for(target: Target, views: Sequence[View] = (View(), View()), std: float = 0.02) -> DFlashDrafter:
+    """Random matrices of this deviation in the target's dtype, of the target's width; the mask is the last token of the vocabulary."""
     config: Any = target.config
-    torch.manual_seed(seed)
     shape = DFlashShape(
         hidden_size=config.hidden_size,
         target_hidden_size=config.hidden_size,
@@ -66,7 +65,11 @@ def dflash_for(target: Target, views: Sequence[View] = (View(), View()), seed: i
         mask_token=config.vocab_size - 1,
         views=tuple(views),
     )
-    drafter = DFlashDrafter(shape).to(target.embedding_VH.dtype)
+    drafter, generator = DFlashDrafter(shape).to(target.embedding_VH.dtype), torch.Generator().manual_seed(8)
+    with torch.no_grad():
+        for parameter in drafter.parameters():
+            if parameter.ndim == 2:
+                parameter.normal_(std=std, generator=generator)
     drafter.lend(target.embedding_VH, target.head_VH)
     return drafter.eval()
 

@@ -134,7 +134,7 @@ def taught(target: Target) -> DFlashDrafter:
         prompt = torch.randint(0, VOCAB - 1, (length,), generator=generator)
         whole = torch.cat([prompt, torch.tensor(generate(target, None, prompt, 24, 0)[0])])
         texts.append((target.states(whole[None]).features_BTF[0], whole, length))
-    return teach_dflash(dflash_for(target), texts, depth=3, steps=25)
+    return teach_dflash(dflash_for(target, std=0.3), texts, depth=3, steps=15)
 
 
 def test_greedy_block_speculation_is_plain_decoding_and_the_walk_counts_its_rounds(target: Target) -> None:

@@ -31,7 +31,10 @@ BLOCK, DRAFTS = 5, 4  # another depth than the recipe's 3
 
 
 class Blocks:
-    """The tiny target, a run's store of its answers, and a block drafter from elsewhere that was taught on some of them."""
+    """The tiny target, a run's store of its answers, and a block drafter from elsewhere that was taught on them.
+
+    Its matrices are large, so that it minds the context and what slots see of each other.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root, self.run = root, root / "run"
@@ -42,8 +45,8 @@ class Blocks:
         index = Index(list(TAPS), self.target.config.hidden_size, "float32", complete=True)
         index.shards = [write_shard(self.run / "capture", 0, "heldout", self.heldout)]
         index.write(self.run / "capture")
-        known = [(one.features_TF, one.token_ids_T, one.num_prompt_tokens) for one in self.heldout[:6]]
-        self.drafter = teach_dflash(dflash_for(self.target), known, DRAFTS, steps=40)
+        known = [(one.features_TF, one.token_ids_T, one.num_prompt_tokens) for one in self.heldout]
+        self.drafter = teach_dflash(dflash_for(self.target, std=1.0), known, DRAFTS, steps=25)
         self.folder = write_dflash(root / "dflash", self.drafter, TAPS, NUM_LAYERS, BLOCK, torch.float32)
 
     def replies(self, path: Path, drafter: Any = None, depth: int = DRAFTS) -> Path:
@@ -80,7 +83,7 @@ def test_what_a_server_counted_is_replayed_number_by_number(blocks: Blocks, tmp_
     code, result = blocks.replay(tmp_path / "out", "--served", served, "--rows", blocks.run / "capture")
     both, said = result["served"]["replay"], capsys.readouterr().out
     assert code == 0 and both["predicted"] == both["served"], said
-    assert both["served"]["reached"][1] > 5 and 1.2 < both["served"]["accept_len"] < 4, "the case must have hits and misses"
+    assert both["served"]["reached"][1] > 5 and 1.2 < both["served"]["accept_len"] < BLOCK, "the case must have hits and misses"
     assert (result["block"], result["depth"], result["taps"]) == (BLOCK, DRAFTS, list(TAPS)), "drafts as the block has slots"
     assert f"(boundaries {list(TAPS)}, blocks of 5: the last token and 4 masks)" in said
     figures = result["rows"]["figures"]
@@ -103,7 +106,7 @@ def test_a_running_server_is_asked(blocks: Blocks, tmp_path: Path) -> None:
         words = ("--url", url, "--output-tokens", "8", "--prompts", "8", "--rows", blocks.run / "capture")
         code, result = blocks.replay(tmp_path / "out", *words)
     both = result["served"]["replay"]
-    assert code == 0 and both["prompts"] == 8 and both["predicted"] == both["served"] and both["served"]["rounds"] > 15
+    assert code == 0 and both["prompts"] == 8 and both["predicted"] == both["served"] and both["served"]["rounds"] >= 10
 
 
 def test_a_shorter_block_is_what_is_replayed_when_it_is_what_was_served(blocks: Blocks, tmp_path: Path) -> None:
