@@ -74,6 +74,15 @@ def dflash_for(target: Target, views: Sequence[View] = (View(), View()), std: fl
     return drafter.eval()
 
 
+def without_layers(drafter: DFlashDrafter) -> DFlashDrafter:
+    """Its layers add nothing: every slot keeps the mask's embedding, and the head alone says what is drafted."""
+    with torch.no_grad():
+        for name, parameter in drafter.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                parameter.zero_()
+    return drafter.requires_grad_(False)
+
+
 def teach_dflash(drafter: DFlashDrafter, texts: Sequence[tuple[Tensor, Tensor, int]], depth: int, steps: int) -> DFlashDrafter:
     """A few steps towards the texts' own tokens, every row a round. texts: (features [T, F], tokens [T], tokens of the prompt)."""
     optimizer = torch.optim.Adam(drafter.parameters(), lr=1e-2)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dflash_drafter import dflash_for, teach_dflash
+from dflash_drafter import dflash_for, teach_dflash, without_layers
 from draftsmith.decode.chain import draft_matches, generate, walk
 from draftsmith.models.dflash import DFlashDrafter, View
 from draftsmith.models.target import Target
@@ -153,15 +153,11 @@ def test_greedy_block_speculation_is_plain_decoding_and_the_walk_counts_its_roun
 
 def constant(target: Target, token: int) -> DFlashDrafter:
     """Every slot says `token`: the layers add nothing, and the head looks for the mask's embedding."""
-    drafter = dflash_for(target)
+    drafter = without_layers(dflash_for(target))
     head = torch.zeros(VOCAB, target.config.hidden_size, dtype=torch.float64)
     head[token] = target.embedding_VH[drafter.shape.mask_token]
     drafter.lend(target.embedding_VH, head)
-    with torch.no_grad():
-        for layer in drafter.layers:
-            layer.self_attn.o_proj.weight.zero_()
-            layer.mlp.down_proj.weight.zero_()
-    return drafter.requires_grad_(False)
+    return drafter
 
 
 def test_the_walk_over_a_text_made_by_hand(target: Target) -> None:

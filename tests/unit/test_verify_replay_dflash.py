@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from test_verify_replay_served import fake_server
 from verify_world import NUM_LAYERS, TAPS, VOCAB, make_target, prompts, save_target, serve
 
-from dflash_drafter import dflash_for, teach_dflash, write_dflash
+from dflash_drafter import dflash_for, teach_dflash, without_layers, write_dflash
 from draftsmith import cli
 from draftsmith.errors import CheckFailed
 from draftsmith.metrics import Acceptance
@@ -120,11 +120,7 @@ def test_a_shorter_block_is_what_is_replayed_when_it_is_what_was_served(blocks: 
 @pytest.mark.parametrize("right", [True, False])
 def test_a_planted_drafter_has_the_acceptance_that_was_counted_by_hand(blocks: Blocks, tmp_path: Path, right: bool) -> None:
     """It says 7 whatever it sees. 5 from the prefill | 7 7 and 4 | 7 7 7 7 and 9 | 8 | 4: accepted 2, 4, 0, 0."""
-    drafter = dflash_for(blocks.target)
-    with torch.no_grad():
-        for layer in drafter.layers:
-            layer.self_attn.o_proj.weight.zero_()
-            layer.mlp.down_proj.weight.zero_()
+    drafter = without_layers(dflash_for(blocks.target))
     folder = write_dflash(tmp_path / "seven", drafter, TAPS, NUM_LAYERS, BLOCK, torch.float32)
     head = torch.zeros(VOCAB, drafter.shape.hidden_size)
     head[7] = blocks.target.embedding_VH[drafter.shape.mask_token]

@@ -18,6 +18,7 @@ from verify_world import TAPS, VOCAB
 
 from draftsmith import cli
 from draftsmith.errors import CheckFailed
+from draftsmith.models.eagle3 import Eagle3Drafter
 from draftsmith.verify.replay.drafter import load_plain
 from draftsmith.verify.replay.folder import Folder
 
@@ -168,6 +169,7 @@ def test_a_borrowed_head_is_the_targets(world: World) -> None:
     tensors = {name: value for name, value in folder.tensors.items() if name not in ("lm_head.weight", "d2t", "t2d")}
     config = {**folder.config, "draft_vocab_size": None}
     drafter = load_plain(Folder(folder.path, config, tensors), world.target, TAPS)
+    assert isinstance(drafter, Eagle3Drafter)
     assert torch.equal(drafter.lm_head.weight, world.target.head_VH) and drafter.target_ids_W.tolist() == list(range(VOCAB))
 
 
@@ -189,6 +191,7 @@ def test_speculators_own_logits_are_reached_with_its_switch(tmp_path: Path) -> N
     )
     for switch, case in ((True, "eagle3_norm_before_residual"), (False, "eagle3_vllm")):
         drafter = load_plain(Folder(tmp_path, {**config, "norm_before_residual": switch}, tensors), target, (3, 6, 11))
+        assert isinstance(drafter, Eagle3Drafter)
         tokens = torch.cat([torch.zeros(1, 1, dtype=torch.int64), inputs["next_ids"]], 1)
         features = torch.cat([inputs["features"], torch.zeros(1, 1, 3 * H)], 1)
         ours = drafter.draft_logits(features, tokens)[0]

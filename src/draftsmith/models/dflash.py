@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -92,7 +93,7 @@ class DFlashDrafter(nn.Module):
         self.shape = shape
         self.fc = nn.Linear(shape.num_taps * shape.target_hidden_size, shape.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)  # of the context
-        self.layers = nn.ModuleList(DFlashLayer(shape, view) for view in shape.views)
+        self.layers: Any = nn.ModuleList(DFlashLayer(shape, view) for view in shape.views)
         self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.rotary = Rotary(shape.head_size, shape.max_position, shape.rope_theta)
         for name in ("embedding_VD", "head_WD", "target_ids_W"):

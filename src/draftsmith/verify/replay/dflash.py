@@ -126,6 +126,6 @@ def dflash_shape(config: Mapping[str, Any], target: Target, num_taps: int) -> DF
         rope_theta=float(rope["rope_theta"] if "rope_theta" in rope else config["rope_theta"]),  # engines' defaults differ
         rms_norm_eps=config["rms_norm_eps"],
         max_position=max(config["max_position_embeddings"], target.config.max_position_embeddings),  # engines go on past the drafter's
-        mask_token=inner.get("mask_token_id", config.get("mask_token_id")),
+        mask_token=int(inner["mask_token_id"] if "mask_token_id" in inner else config["mask_token_id"]),
         views=views(config),
     )
