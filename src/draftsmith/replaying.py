@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from draftsmith.verify.replay.run import Sources, Subject
 
 OUTPUT_TOKENS = 64
-DEPTH = 3  # without a recipe and without --depth
+DEPTH = 3  # without a recipe and without --depth; a block drafter drafts its block
 
 
 def verify_replay(args: argparse.Namespace) -> Answer:
@@ -45,7 +45,7 @@ def of_recipe(args: argparse.Namespace) -> tuple[Subject, Sources, Path, str]:
         raise UsageError("a recipe and --target at once", hint="the recipe names its target")
     dtype = args.dtype or served_dtype(job.engine.flags.get("dtype", "auto"), read_text_config(job.target))
     folder = args.drafter or job.folder("export")
-    depth = args.depth or job.drafter.depth
+    depth = args.depth or drafts_of(folder) or job.drafter.depth
     own = args.drafter is None or args.drafter.resolve() == job.folder("export").resolve()
     subject = Subject(job.target, folder, str(folder), depth, dtype, own, job.trust_remote_code)
     return subject, sources_of(args, job.run, depth), args.out or job.folder("replay"), "--run-folder"
@@ -67,9 +67,17 @@ def of_folders(args: argparse.Namespace) -> tuple[Subject, Sources, Path, str]:
         raise UsageError(f"--served {args.served} is for a recipe's run", hint="--served FILE: a JSONL file of replies")
     target = target_folder(str(args.target))
     dtype = args.dtype or served_dtype("auto", read_text_config(target))
-    depth = args.depth or DEPTH
+    depth = args.depth or drafts_of(args.drafter) or DEPTH
     subject = Subject(target, args.drafter, str(args.drafter), depth, dtype)
     return subject, sources_of(args, None, depth), args.out or Path("runs") / "replay", "--out"
+
+
+def drafts_of(folder: Path) -> int | None:
+    """Drafts per round of a block drafter: its block without the anchor. None for another drafter."""
+    from draftsmith.verify.replay.dflash import block_size
+
+    size = block_size(folder)
+    return size - 1 if size else None
 
 
 def sources_of(args: argparse.Namespace, run: Path | None, depth: int) -> Sources:
@@ -157,7 +165,7 @@ def arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--url", metavar="URL", help="ask a server that runs; its counters are read before and after")
     command.add_argument("--output-tokens", metavar="N", type=int, help=f"with --url: most tokens of an answer (default {OUTPUT_TOKENS})")
     command.add_argument("--temperature", metavar="T", type=finite, default=0.0, help="of the server's sampling (default 0: greedy)")
-    command.add_argument("--depth", metavar="N", type=int, help=f"drafts per round (default: the recipe's, else {DEPTH})")
+    command.add_argument("--depth", metavar="N", type=int, help=f"drafts per round (default: block - 1, else the recipe's, else {DEPTH})")
     command.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], help="that is served (default: as the engine's)")
     command.add_argument("--taps", metavar="LIST", help="boundaries that training used, when the drafter does not say: 2,15,27")
     command.add_argument("--source-engine", metavar="sglang==VERSION", help="whose numbering the drafter's tap ids are, where it changed")

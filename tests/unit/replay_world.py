@@ -18,6 +18,7 @@ from verify_world import EOS, TAPS, make_drafter, make_target, prompts, save_tar
 from draftsmith.manifest import Manifest
 from draftsmith.metrics import Acceptance
 from draftsmith.models.checkpoint import write_drafter
+from draftsmith.models.drafter import Drafter
 from draftsmith.models.eagle3 import Eagle3Drafter
 from draftsmith.models.target import Target
 from draftsmith.samples import Sample, write_samples
@@ -91,7 +92,7 @@ def served_rows(
 class ServedDrafter:
     """A drafter that an engine hands other features than the target's."""
 
-    def __init__(self, drafter: Eagle3Drafter, as_served: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, drafter: Drafter, as_served: Callable[[Tensor], Tensor]) -> None:
         self.drafter, self.as_served = drafter, as_served
 
     def draft(self, features_TF: Tensor, token_ids_T: Tensor, depth: int) -> Tensor:

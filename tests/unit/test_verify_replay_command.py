@@ -19,7 +19,8 @@ from verify_world import TAPS, serve
 from draftsmith import cli
 from draftsmith.job import Talk
 from draftsmith.metrics import Acceptance
-from draftsmith.verify.replay.drafter import Folder, load_plain
+from draftsmith.verify.replay.drafter import load_plain
+from draftsmith.verify.replay.folder import Folder
 from draftsmith.verify.replay.temperature import draft_probabilities, expected_accepted, sampled
 
 

@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from convert_folders import H, V, read, zlab_dflash
+from convert_folders import H, V, read
 from replay_world import DEPTH, World
 from safetensors.torch import load_file, save_file
 from verify_world import TAPS, VOCAB
 
 from draftsmith import cli
 from draftsmith.errors import CheckFailed
-from draftsmith.models.eagle3 import Rollout
-from draftsmith.verify.replay.drafter import Folder, load_plain
+from draftsmith.models.eagle3 import Eagle3Drafter, Rollout
+from draftsmith.verify.replay.drafter import load_plain
+from draftsmith.verify.replay.folder import Folder
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "speculators"
 KEY = "eagle_aux_hidden_state_layer_ids"
@@ -130,11 +131,6 @@ def refused(world: World, folder: Path, tmp_path: Path, capsys: pytest.CaptureFi
     return capsys.readouterr().err
 
 
-def test_a_block_drafter_is_refused(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = zlab_dflash(tmp_path / "dflash", vocab_size=VOCAB)
-    assert "block drafter (DFlash or DSpark), of which there is no reference" in refused(world, folder, tmp_path, capsys)
-
-
 def test_norms_of_eagle_3_1_are_computed(world: World) -> None:
     """As speculators 0.9 trains by default. First steps: test_convert_speculators; here what is fed back, by hand."""
     folder = Folder.open(world.run / "export")
@@ -142,13 +138,13 @@ def test_norms_of_eagle_3_1_are_computed(world: World) -> None:
     generator = torch.Generator().manual_seed(3)
     norms = {"input_norm.weight": 1 + torch.rand(width, generator=generator)}
     changed = Folder(folder.path, {**folder.config, "norm_before_fc": True, "norm_output": True}, {**folder.tensors, **norms})
-    drafter = load_plain(changed, world.target, TAPS)
+    drafter, plain = load_plain(changed, world.target, TAPS), load_plain(folder, world.target, TAPS)
+    assert isinstance(drafter, Eagle3Drafter) and isinstance(plain, Eagle3Drafter)
     features = torch.randn(1, 6, width, generator=generator)
     tokens, row = torch.randint(VOCAB, (1, 8), generator=generator), torch.tensor([[5]])
     rollout = Rollout(drafter, features, tokens[:, 1:7], row)
     rolled = [drafter.head(rollout.step(tokens[:, 6 + k : 7 + k])) for k in range(2)]
     scaled = features * torch.rsqrt(features.square().mean(-1, keepdim=True) + drafter.shape.rms_norm_eps) * norms["input_norm.weight"]
-    plain = load_plain(folder, world.target, TAPS)
     again = Rollout(plain, scaled, tokens[:, 1:7], row)
     first = again.step(tokens[:, 6:7])
     again.state_BAD = plain.norm(first)
@@ -195,6 +191,7 @@ def test_a_borrowed_head_is_the_targets(world: World) -> None:
     tensors = {name: value for name, value in folder.tensors.items() if name not in ("lm_head.weight", "d2t", "t2d")}
     config = {**folder.config, "draft_vocab_size": None}
     drafter = load_plain(Folder(folder.path, config, tensors), world.target, TAPS)
+    assert isinstance(drafter, Eagle3Drafter)
     assert torch.equal(drafter.lm_head.weight, world.target.head_VH) and drafter.target_ids_W.tolist() == list(range(VOCAB))
 
 
@@ -216,6 +213,7 @@ def test_speculators_own_logits_are_reached_with_its_switch(tmp_path: Path) -> N
     )
     for switch, case in ((True, "eagle3_norm_before_residual"), (False, "eagle3_vllm")):
         drafter = load_plain(Folder(tmp_path, {**config, "norm_before_residual": switch}, tensors), target, (3, 6, 11))
+        assert isinstance(drafter, Eagle3Drafter)
         tokens = torch.cat([torch.zeros(1, 1, dtype=torch.int64), inputs["next_ids"]], 1)
         features = torch.cat([inputs["features"], torch.zeros(1, 1, 3 * H)], 1)
         ours = drafter.draft_logits(features, tokens)[0]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from draftsmith.models.drafter import Drafter
 from draftsmith.models.eagle3 import Eagle3Drafter, shape_for
 from draftsmith.models.target import Target, load_target
 
@@ -78,7 +79,7 @@ def greedy(target: Target, tokens: list[int]) -> int:
 
 
 @torch.inference_mode()
-def serve(target: Target, drafter: Eagle3Drafter, prompt: list[int], max_tokens: int, depth: int) -> tuple[list[int], list[int]]:
+def serve(target: Target, drafter: Drafter, prompt: list[int], max_tokens: int, depth: int) -> tuple[list[int], list[int]]:
     """(output tokens, accepted drafts of every round) as vLLM runs them: verify all drafts, count, then cut at max_tokens or EOS."""
     tokens, rounds = [*prompt, greedy(target, prompt)], []
     while len(tokens) - len(prompt) < max_tokens and tokens[-1] != EOS:

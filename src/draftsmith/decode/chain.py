@@ -1,6 +1,7 @@
-"""Chain speculation outside an engine: the acceptance walk on a given text, and a plain reference decoder.
+"""Speculation along a chain outside an engine: the acceptance walk on a given text, and a plain reference decoder.
 
-Shapes: T tokens, F taps * H, A rows, W draft vocabulary.
+The drafts of a round are verified one behind the other, whether the drafter made them one by one (EAGLE-3) or as a block (DFlash).
+Shapes: T tokens, F taps * H, A rows.
 """
 
 from __future__ import annotations
@@ -9,30 +10,29 @@ import torch
 from torch import Tensor
 
 from draftsmith.decode.accept import greedy_accept
-from draftsmith.models.eagle3 import Eagle3Drafter
+from draftsmith.models.drafter import Drafter
 from draftsmith.models.target import Target
 
 
 @torch.inference_mode()
-def draft_matches(drafter: Eagle3Drafter, features_TF: Tensor, token_ids_T: Tensor, start: int, depth: int) -> Tensor:
+def draft_matches(drafter: Drafter, features_TF: Tensor, token_ids_T: Tensor, start: int, depth: int) -> Tensor:
     """Would draft k of a round that begins at row i be the text's token i + 2 + k? bool [A, depth] for rows start - 1 .. T - 3.
 
-    The rollout is fed the text's own tokens: up to and including the first mismatch they are what the drafter proposed.
-    Positions past the end of the text do not match.
+    Right up to and including the first mismatch of a row, where the drafter's own tokens are the text's. Positions past the end of the
+    text do not match.
     """
     T = len(token_ids_T)
     assert 1 <= start <= T - 1 and features_TF.shape[0] >= T - 1, (start, T, features_TF.shape)
     rows = torch.arange(start - 1, T - 2)
     if len(rows) == 0:
         return torch.zeros(0, depth, dtype=torch.bool)
+    proposed_AK = drafter.proposed(features_TF[: T - 1], token_ids_T, rows, depth)
     padded = torch.cat([token_ids_T, token_ids_T.new_zeros(depth)])
-    logits = drafter.rollout(features_TF[None, : T - 1], padded[None], rows[None], depth)
-    proposed_AK = torch.stack([drafter.target_ids_W[step[0].argmax(-1)] for step in logits], -1)
     at_AK = rows[:, None] + 2 + torch.arange(depth)
     return (proposed_AK == padded[at_AK]) & (at_AK < T)
 
 
-def walk(drafter: Eagle3Drafter, features_TF: Tensor, token_ids_T: Tensor, start: int, depth: int) -> list[int]:
+def walk(drafter: Drafter, features_TF: Tensor, token_ids_T: Tensor, start: int, depth: int) -> list[int]:
     """Accepted drafts of each round of greedy speculative decoding that emits token_ids_T[start:].
 
     start: number of prompt tokens; token `start` comes from the prefill, so rounds begin after it. features_TF: target features of
@@ -48,7 +48,7 @@ def walk(drafter: Eagle3Drafter, features_TF: Tensor, token_ids_T: Tensor, start
     return rounds
 
 
-def generate(target: Target, drafter: Eagle3Drafter | None, prompt_T: Tensor, max_tokens: int, depth: int) -> tuple[list[int], list[int]]:
+def generate(target: Target, drafter: Drafter | None, prompt_T: Tensor, max_tokens: int, depth: int) -> tuple[list[int], list[int]]:
     """Greedy decoding, speculative when a drafter is given: (emitted tokens, accepted drafts per round).
 
     The readable reference: everything is recomputed each round, no cache. Stops at max_tokens only.

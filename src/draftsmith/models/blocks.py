@@ -1,4 +1,7 @@
-"""The parts that drafters are made of. Shapes: B batch, A query rows, T key rows, D width, N heads, K key/value heads, E head size."""
+"""The parts that drafters are made of.
+
+Shapes: B batch, A query rows or rounds, S slots of a block, T key rows, D width, N heads, K key/value heads, E head size.
+"""
 
 from __future__ import annotations
 
@@ -57,23 +60,32 @@ class Rotary:
 
 
 class Projections(nn.Module):
-    """q, k, v and o of a grouped-query attention whose input width may differ from its output width."""
+    """q, k, v and o of a grouped-query attention whose input width may differ from its output width.
 
-    def __init__(self, width_in: int, width_out: int, num_heads: int, num_kv_heads: int, head_size: int) -> None:
+    norm_eps: queries and keys are normed head by head (Qwen3); None: they are not.
+    """
+
+    def __init__(
+        self, width_in: int, width_out: int, num_heads: int, num_kv_heads: int, head_size: int, norm_eps: float | None = None
+    ) -> None:
         super().__init__()
         self.num_heads, self.num_kv_heads, self.head_size = num_heads, num_kv_heads, head_size
         self.q_proj = nn.Linear(width_in, num_heads * head_size, bias=False)
         self.k_proj = nn.Linear(width_in, num_kv_heads * head_size, bias=False)
         self.v_proj = nn.Linear(width_in, num_kv_heads * head_size, bias=False)
         self.o_proj = nn.Linear(num_heads * head_size, width_out, bias=False)
+        self.q_norm = RMSNorm(head_size, norm_eps) if norm_eps is not None else None
+        self.k_norm = RMSNorm(head_size, norm_eps) if norm_eps is not None else None
 
     def query(self, x_BAD: Tensor) -> Tensor:
         """[B, A, D] -> [B, A, N, E]."""
-        return self.q_proj(x_BAD).unflatten(-1, (self.num_heads, self.head_size))
+        query_BANE = self.q_proj(x_BAD).unflatten(-1, (self.num_heads, self.head_size))
+        return query_BANE if self.q_norm is None else self.q_norm(query_BANE)
 
     def key(self, x_BTD: Tensor) -> Tensor:
         """[B, T, D] -> [B, T, K, E]."""
-        return self.k_proj(x_BTD).unflatten(-1, (self.num_kv_heads, self.head_size))
+        key_BTKE = self.k_proj(x_BTD).unflatten(-1, (self.num_kv_heads, self.head_size))
+        return key_BTKE if self.k_norm is None else self.k_norm(key_BTKE)
 
     def value(self, x_BTD: Tensor) -> Tensor:
         """[B, T, D] -> [B, T, K, E]."""
@@ -104,3 +116,25 @@ def context_and_own_attention(
     for j, (_, value) in enumerate(own):
         out = out + weights[..., T + j, None] * value.transpose(1, 2).unsqueeze(2)
     return out.permute(0, 3, 1, 2, 4).reshape(B, A, N * E)
+
+
+def context_and_block_attention(
+    query_ASNE: Tensor, context: tuple[Tensor, Tensor], block: tuple[Tensor, Tensor], masks: tuple[Tensor, Tensor]
+) -> Tensor:
+    """Attention of each round's block over the committed context, which all rounds share, and over the block itself (DFlash).
+
+    query_ASNE: rotated queries. context: rotated keys and values [T, K, E]. block: the same of each round's own slots [A, S, K, E].
+    masks: what is seen of the context [A, S, T] and of the block [S, S]. One softmax (float32) over T + S logits.
+    Returns [A, S, N * E]. Source: DFlash (arXiv 2602.06036), section 3.
+    """
+    (keys_TKE, values_TKE), (keys_ASKE, values_ASKE), (seen_AST, seen_SS) = context, block, masks
+    A, S, N, E = query_ASNE.shape
+    T, K = keys_TKE.shape[:2]
+    query_AKGSE = query_ASNE.reshape(A, S, K, N // K, E).permute(0, 2, 3, 1, 4)
+    logits_AKGST = query_AKGSE @ keys_TKE.permute(1, 2, 0).unsqueeze(1)
+    own_AKGSS = query_AKGSE @ keys_ASKE.permute(0, 2, 3, 1).unsqueeze(2)
+    logits = torch.cat([logits_AKGST, own_AKGSS], -1).to(at_least_float32(query_ASNE.dtype)) * E**-0.5
+    seen = torch.cat([seen_AST, seen_SS.expand(A, S, S)], -1)[:, None, None]
+    weights = logits.masked_fill(~seen, float("-inf")).softmax(-1).to(query_ASNE.dtype)
+    out = weights[..., :T] @ values_TKE.transpose(0, 1).unsqueeze(1) + weights[..., T:] @ values_ASKE.transpose(1, 2).unsqueeze(2)
+    return out.permute(0, 3, 1, 2, 4).reshape(A, S, N * E)

@@ -106,9 +106,8 @@ def shape_from_config(config: Mapping[str, Any]) -> Eagle3Shape:
         raise CheckFailed(f"drafter config.json has no {error.args[0]!r}", hint=EXPORTED) from None
 
 
-def load_strictly(drafter: Eagle3Drafter, tensors: Mapping[str, Tensor], where: Path) -> Eagle3Drafter:
-    """Copy tensors into the drafter. Raises CheckFailed naming every missing, unknown or misshapen one."""
-    expected = drafter.state_dict()
+def same_tensors(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor], where: Path) -> None:
+    """Raises CheckFailed naming every missing, unknown or misshapen tensor."""
     problems = [f"missing {name}" for name in expected if name not in tensors]
     problems += [f"unknown {name}" for name in tensors if name not in expected]
     problems += [
@@ -123,6 +122,11 @@ def load_strictly(drafter: Eagle3Drafter, tensors: Mapping[str, Tensor], where: 
     ]
     if problems:
         raise CheckFailed(f"{where}: {'; '.join(problems)}", hint="the folder was not written for this drafter; convert or export it again")
+
+
+def load_strictly(drafter: Eagle3Drafter, tensors: Mapping[str, Tensor], where: Path) -> Eagle3Drafter:
+    """Copy tensors into the drafter. Raises CheckFailed naming every missing, unknown or misshapen one."""
+    same_tensors(drafter.state_dict(), tensors, where)
     drafter.load_state_dict(dict(tensors), strict=True)
     ids = drafter.target_ids_W
     if not bool((ids.diff() > 0).all()) or int(ids[0]) < 0 or int(ids[-1]) >= drafter.shape.vocab_size:

@@ -149,6 +149,13 @@ class Eagle3Drafter(nn.Module):
         rollout = Rollout(self, features_BTF, token_ids_BT[:, 1 : T + 1], row_BA)
         return [self.head(rollout.step(token_ids_BT.gather(1, row_BA + 1 + k))) for k in range(steps)]
 
+    def proposed(self, features_TF: Tensor, token_ids_T: Tensor, row_A: Tensor, depth: int) -> Tensor:
+        """Target ids [A, depth] that rounds beginning at these rows propose, each draft given the text's own tokens before it: up to and
+        including the first one that is not the text's, this is what the drafter proposes by itself."""
+        padded = torch.cat([token_ids_T, token_ids_T.new_zeros(depth)])
+        logits = self.rollout(features_TF[None], padded[None], row_A[None], depth)
+        return torch.stack([self.target_ids_W[step[0].argmax(-1)] for step in logits], -1)
+
     @torch.inference_mode()
     def draft(self, features_TF: Tensor, token_ids_T: Tensor, depth: int) -> Tensor:
         """Greedy chain of `depth` target ids, as an engine drafts it after a verify.

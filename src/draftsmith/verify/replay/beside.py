@@ -14,7 +14,7 @@ from draftsmith.errors import EnvironmentFailed, InvalidMeasurement
 from draftsmith.findings import Finding
 from draftsmith.job import Talk
 from draftsmith.measure.prompts import Renderer
-from draftsmith.models.eagle3 import Eagle3Drafter
+from draftsmith.models.drafter import Drafter
 from draftsmith.models.target import Target
 from draftsmith.verify.reference import ROWS_PER_BATCH, continued, features
 from draftsmith.verify.replay.bootstrap import compare_apart
@@ -51,7 +51,7 @@ class Beside:
     of_training: bool
 
 
-def look(beside: Beside, told: Told, drafter: Eagle3Drafter, served: Eagle3Drafter, talk: Talk) -> tuple[dict[str, Any], list[Finding]]:
+def look(beside: Beside, told: Told, drafter: Drafter, served: Drafter, talk: Talk) -> tuple[dict[str, Any], list[Finding]]:
     """(the parts of replay.json, findings). drafter: float32; served: the same in the dtype that is served.
 
     Raises InvalidMeasurement without counters.
@@ -72,7 +72,9 @@ def look(beside: Beside, told: Told, drafter: Eagle3Drafter, served: Eagle3Draft
     heat = None
     if told.temperature and beside.rows is not None:
         heat = sampled(drafter, beside.target, beside.rows.samples, beside.depth, told.temperature, talk)
-    findings = served_findings(f"{told.source}, {beside.dtype}", replayed, fits, where_gaps_lie(answers, told.own) if fits else "")
+    findings = served_findings(
+        f"{told.source}, {beside.dtype}", replayed, fits, where_gaps_lie(answers, told.own) if fits else "", bool(beside.trained.block)
+    )
     findings += explain(beside, told, answers, heat)
     found = {
         "source": told.source,
@@ -87,9 +89,7 @@ def look(beside: Beside, told: Told, drafter: Eagle3Drafter, served: Eagle3Draft
 
 
 @torch.inference_mode()
-def replay(
-    target: Target, drafter: Eagle3Drafter, answers: Sequence[Answer], depth: int, talk: Talk
-) -> tuple[list[list[int]], list[list[int]]]:
+def replay(target: Target, drafter: Drafter, answers: Sequence[Answer], depth: int, talk: Talk) -> tuple[list[list[int]], list[list[int]]]:
     """(tokens of each prompt, answer and `depth` greedy ones behind it; accepted drafts of each round). Equal answers are replayed once."""
     unique = list(dict.fromkeys((answer.prompt, answer.tokens) for answer in answers))
     found: dict[tuple[Ids, Ids], tuple[list[int], list[int]]] = {}

@@ -19,12 +19,14 @@ Inside = Callable[[Walked, Round], bool]
 
 @dataclass(frozen=True)
 class Trained:
-    """What training saw, as far as it is known. depth: drafts that it unrolled. tokens, answer, prompt: its longest."""
+    """What training saw, as far as it is known. depth: drafts that it unrolled. tokens, answer, prompt: its longest. block: slots of a
+    block, when that is what the drafter fills."""
 
     depth: int | None = None
     tokens: int | None = None
     answer: int | None = None
     prompt: int | None = None
+    block: int | None = None
 
 
 @dataclass(frozen=True)
@@ -200,7 +202,7 @@ def falling(answers: Sequence[Walked], depth: int, trained: Trained) -> str:
     return ""
 
 
-def where_drafts_part(predicted: Acceptance, served: Acceptance) -> str:
+def where_drafts_part(predicted: Acceptance, served: Acceptance, block: bool = False) -> str:
     """In words, at which draft the served rounds leave the replayed ones: every share beside the other, of the rounds that come to it."""
     shares = list(zip(predicted.conditional, served.conditional, strict=True))
     for number, (ours, theirs) in enumerate(shares, start=1):
@@ -213,8 +215,9 @@ def where_drafts_part(predicted: Acceptance, served: Acceptance) -> str:
             if number == 1:
                 return f"{right}: what the drafter is given, or its weights, differ already in the first step"
             agree = "draft 1 agrees" if number == 2 else f"drafts 1 to {number - 1} agree"
-            its_own = "what the drafter makes of its own states differs (positions, its own keys and values, its embedding of drafts)"
-            return f"{agree}; {right}: {its_own}"
+            its_own = "what the slots of a block are given differs (mask token, positions, what they see of each other)"
+            chained = "what the drafter makes of its own states differs (positions, its own keys and values, its embedding of drafts)"
+            return f"{agree}; {right}: {its_own if block else chained}"
     return ""
 
 

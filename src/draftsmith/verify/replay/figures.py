@@ -17,7 +17,7 @@ from torch import Tensor
 from draftsmith.decode.chain import draft_matches
 from draftsmith.job import Talk
 from draftsmith.metrics import Acceptance, leading_run
-from draftsmith.models.eagle3 import Eagle3Drafter
+from draftsmith.models.drafter import Drafter
 from draftsmith.store import StoredSample
 
 
@@ -75,7 +75,7 @@ def trainers_arithmetic(dtype: torch.dtype) -> AbstractContextManager[Any]:
 
 
 @torch.inference_mode()
-def hits_of(drafter: Eagle3Drafter, sample: StoredSample, depth: int) -> Hits:
+def hits_of(drafter: Drafter, sample: StoredSample, depth: int) -> Hits:
     """drafter: float32 or wider."""
     T = len(sample.token_ids_T)
     row_A = supervised(sample.loss_mask_T)
@@ -93,7 +93,7 @@ def hits_of(drafter: Eagle3Drafter, sample: StoredSample, depth: int) -> Hits:
     return Hits(sample, row_A, matches[row_A - first] & there_AK, there_AK)
 
 
-def all_hits(drafter: Eagle3Drafter, samples: Sequence[StoredSample], depth: int, talk: Talk) -> list[Hits]:
+def all_hits(drafter: Drafter, samples: Sequence[StoredSample], depth: int, talk: Talk) -> list[Hits]:
     """Of every sample, with progress."""
     tokens, done, started, found = sum(len(sample.token_ids_T) for sample in samples), 0, time.monotonic(), []
     for sample in samples:

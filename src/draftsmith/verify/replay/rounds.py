@@ -19,7 +19,7 @@ from torch import Tensor
 
 from draftsmith.decode.chain import walk
 from draftsmith.metrics import Acceptance, relative_gap
-from draftsmith.models.eagle3 import Eagle3Drafter
+from draftsmith.models.drafter import Drafter
 from draftsmith.models.target import Target
 from draftsmith.verify.reference import continued, features
 from draftsmith.verify.sequences import Answer
@@ -41,7 +41,7 @@ def counted_rounds(accepted: Sequence[int], num_served: int) -> list[int]:
 
 
 @torch.inference_mode()
-def predict(drafter: Eagle3Drafter, target: Target, answers: Sequence[Answer], known: Sequence[Sequence[int]], depth: int) -> Acceptance:
+def predict(drafter: Drafter, target: Target, answers: Sequence[Answer], known: Sequence[Sequence[int]], depth: int) -> Acceptance:
     """Acceptance of the real walk over `answers`, counted as the engine counts.
 
     known: per answer, greedy tokens that are known to follow it (may be short or empty; the target supplies the rest).
@@ -53,7 +53,7 @@ def predict(drafter: Eagle3Drafter, target: Target, answers: Sequence[Answer], k
 
 @torch.inference_mode()
 def rounds_of(
-    drafter: Eagle3Drafter, answers: Sequence[Answer], rows: Sequence[Sequence[int]], features_of: Sequence[Tensor], depth: int
+    drafter: Drafter, answers: Sequence[Answer], rows: Sequence[Sequence[int]], features_of: Sequence[Tensor], depth: int
 ) -> list[list[int]]:
     """Accepted drafts of every round that an engine ran for each answer.
 

@@ -13,14 +13,16 @@ from draftsmith.job import Talk
 from draftsmith.manifest import atomic_write_json
 from draftsmith.measure.prompts import Prompt, heldout_prompts
 from draftsmith.metrics import relative_gap
-from draftsmith.models.eagle3 import Eagle3Drafter
+from draftsmith.models.drafter import Drafter
 from draftsmith.models.target import Target, load_target
 from draftsmith.models.text_config import read_text_config
 from draftsmith.samples import samples_file
 from draftsmith.verify.replay.beside import Beside, look
 from draftsmith.verify.replay.causes import Trained, by_group
-from draftsmith.verify.replay.drafter import Folder, check_network, load_plain, taps_of
+from draftsmith.verify.replay.dflash import DFLASH
+from draftsmith.verify.replay.drafter import check_network, load_plain
 from draftsmith.verify.replay.figures import Hits, Walked, all_hits, figures, teacher_forced, walked
+from draftsmith.verify.replay.folder import Folder, taps_of
 from draftsmith.verify.replay.rows import Rows, from_file, from_store, trained_acceptance, what_training_saw
 from draftsmith.verify.replay.served import Asking, Told, ask, from_bench, from_verify
 from draftsmith.verify.replay.served import from_file as served_from_file
@@ -74,10 +76,12 @@ def run(subject: Subject, sources: Sources, out: Path, talk: Talk) -> tuple[dict
     told = find_served(subject, sources, rows, out, talk)
     if told is not None and told.depth is not None:
         subject = replace(subject, depth=told.depth)  # what is compared is compared at the server's depth
-    result: dict[str, Any] = {"drafter": subject.name, "target": str(subject.target), "taps": list(taps), "depth": subject.depth}
+    block = subject.depth + 1 if folder.architecture == DFLASH else None
+    result: dict[str, Any] = {"drafter": subject.name, "target": str(subject.target), "taps": list(taps)}
+    result |= {"depth": subject.depth, "block": block}
     heldout, findings = alone(subject, sources, rows, drafter, talk, result)
     result |= {"served": None, "sampled": None}
-    trained = what_training_saw(sources.run) if sources.run is not None and subject.own else Trained()
+    trained = what_training_saw(sources.run) if sources.run is not None and subject.own else Trained(block=block)
     beside = Beside(subject.depth, subject.dtype, target, trained, rows, heldout, subject.own and sources.rows is None)
     if told is not None:
         served = load_plain(folder, target, taps, TORCH_DTYPES[subject.dtype])
@@ -104,7 +108,7 @@ def finite(content: Any) -> Any:
 
 
 def alone(
-    subject: Subject, sources: Sources, rows: Rows | None, drafter: Eagle3Drafter, talk: Talk, result: dict[str, Any]
+    subject: Subject, sources: Sources, rows: Rows | None, drafter: Drafter, talk: Talk, result: dict[str, Any]
 ) -> tuple[list[Walked], list[Finding]]:
     """The drafter on the rows, beside training's figure where these are its rows. Fills `rows` and `trained` of the result.
 

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from draftsmith.job import Talk
 from draftsmith.metrics import Acceptance
-from draftsmith.models.eagle3 import Eagle3Drafter
+from draftsmith.models.dflash import DFlashDrafter, View
+from draftsmith.models.drafter import Drafter
 from draftsmith.models.target import Target
 from draftsmith.verify.reference import ROWS_PER_BATCH, features
 from draftsmith.verify.replay.rounds import rounds_of
@@ -28,11 +29,12 @@ NEAR = 0.02  # largest gap of a survival that rounding leaves on the same tokens
 
 @dataclass(frozen=True)
 class Suspect:
-    """One mistake: the boundaries that the engine passes instead, or the feature of another token."""
+    """One mistake: the boundaries that the engine passes instead, the feature of another token, or what slots of a block see."""
 
     says: str
     taps: tuple[int, ...]
     shift: int = 0  # row p holds the feature of token p + shift
+    causal: bool | None = None  # slots look back only, or both ways; None: as they should
 
     def features(self, states_TJH: Tensor, place: Mapping[int, int]) -> Tensor:
         """[T, F] as the engine would pass them. place: where each boundary is among J."""
@@ -50,11 +52,16 @@ class Fit:
     def as_dict(self) -> dict[str, Any]:
         suspect = self.suspect
         found = {"says": suspect.says, "taps": list(suspect.taps), "shift": suspect.shift}
+        found |= {"causal": suspect.causal} if suspect.causal is not None else {}
         return found | {"predicted": self.predicted.as_dict(), "distance": self.distance}
 
 
-def suspects(taps: Sequence[int], num_layers: int) -> Iterator[Suspect]:
-    """Everything that has gone wrong in public: numbering by one, lists slid by one entry, orders, the feature of a neighbour."""
+def suspects(taps: Sequence[int], num_layers: int, views: Sequence[View] = ()) -> Iterator[Suspect]:
+    """Everything that has gone wrong in public: numbering by one, lists slid by one entry, orders, the feature of a neighbour.
+
+    views: of a block drafter's layers. Its ids name outputs of layers, so that no list slides over the embedding, and the feature of the
+    last token is not there when its block is filled; but slots may look both ways where they should not, or not where they should.
+    """
     right, seen = tuple(taps), {tuple(taps)}
 
     def fits(tried: tuple[int, ...]) -> bool:
@@ -63,9 +70,12 @@ def suspects(taps: Sequence[int], num_layers: int) -> Iterator[Suspect]:
     ways: list[tuple[str, tuple[int, ...]]] = [
         ("every tap is one layer late", tuple(tap + 1 for tap in right)),
         ("every tap is one layer early", tuple(tap - 1 for tap in right)),
-        ("the embedding output is put in front and the last tap falls away", (0, *right[:-1])),
-        ("the first tap falls away and the last layer is put behind", (*right[1:], num_layers)),
     ]
+    if not views:
+        ways += [
+            ("the embedding output is put in front and the last tap falls away", (0, *right[:-1])),
+            ("the first tap falls away and the last layer is put behind", (*right[1:], num_layers)),
+        ]
     for place in range(len(right)):
         for by, word in ((1, "late"), (-1, "early")):
             ways.append((f"tap {place + 1} is one layer {word}", (*right[:place], right[place] + by, *right[place + 1 :])))
@@ -76,7 +86,12 @@ def suspects(taps: Sequence[int], num_layers: int) -> Iterator[Suspect]:
             seen.add(tried)
             yield Suspect(says, tried)
     yield Suspect("each row holds the feature of the token before it", right, -1)
-    yield Suspect("each row holds the feature of the token after it", right, 1)
+    if not views:
+        yield Suspect("each row holds the feature of the token after it", right, 1)
+    if not all(view.causal for view in views):
+        yield Suspect("the slots of a block look back only", right, causal=True)
+    if any(view.causal for view in views):
+        yield Suspect("the slots of a block look both ways", right, causal=False)
 
 
 def distance(predicted: Acceptance, served: Acceptance) -> float:
@@ -86,11 +101,15 @@ def distance(predicted: Acceptance, served: Acceptance) -> float:
 
 @torch.inference_mode()
 def accuse(
-    drafter: Eagle3Drafter, target: Target, answers: Sequence[Answer], rows: Sequence[Sequence[int]], served: Acceptance, talk: Talk
+    drafter: Drafter, target: Target, answers: Sequence[Answer], rows: Sequence[Sequence[int]], served: Acceptance, talk: Talk
 ) -> list[Fit]:
     """Every suspect replayed, nearest first, the straight wiring among them. target: of the drafter's taps; rows: see `rounds_of`."""
     num_layers, dtype = len(target.layers), drafter.fc.weight.dtype
-    tried = [Suspect("as trained", target.taps), *suspects(target.taps, num_layers)]
+    views = drafter.shape.views if isinstance(drafter, DFlashDrafter) else ()
+    tried = [Suspect("as trained", target.taps), *suspects(target.taps, num_layers, views)]
+    ways: dict[bool | None, Drafter] = {None: drafter}
+    if isinstance(drafter, DFlashDrafter):
+        ways |= {suspect.causal: drafter.seeing(suspect.causal) for suspect in tried if suspect.causal is not None}
     needed = sorted({tap for suspect in tried for tap in suspect.taps})
     wide, place = Target(target.model, needed), {tap: number for number, tap in enumerate(needed)}
     rounds: list[list[int]] = [[] for _ in tried]
@@ -100,7 +119,7 @@ def accuse(
         states = [row_TF.unflatten(-1, (len(needed), -1)) for row_TF in features(wide, rows[part])]
         for number, suspect in enumerate(tried):
             passed = [suspect.features(state_TJH, place).to(dtype) for state_TJH in states]
-            for accepted in rounds_of(drafter, answers[part], rows[part], passed, served.depth):
+            for accepted in rounds_of(ways[suspect.causal], answers[part], rows[part], passed, served.depth):
                 rounds[number] += accepted
         talk.progress("replay: other wirings", min(start + ROWS_PER_BATCH, len(rows)), len(rows), started)
     found = [Acceptance.from_rounds(accepted, served.depth) for accepted in rounds]

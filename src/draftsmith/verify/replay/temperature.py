@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from draftsmith.job import Talk
-from draftsmith.models.eagle3 import Eagle3Drafter
+from draftsmith.models.drafter import Drafter
 from draftsmith.models.target import Target
 from draftsmith.store import StoredSample
 from draftsmith.verify.replay.bootstrap import Counts, Difference, compare
@@ -60,9 +60,7 @@ def expected_accepted(probability_AK: Tensor, on_path_AK: Tensor) -> tuple[Tenso
 
 
 @torch.inference_mode()
-def draft_probabilities(
-    drafter: Eagle3Drafter, target: Target, sample: StoredSample, depth: int, temperature: float
-) -> tuple[Tensor, Tensor]:
+def draft_probabilities(drafter: Drafter, target: Target, sample: StoredSample, depth: int, temperature: float) -> tuple[Tensor, Tensor]:
     """(p_T of each draft, whether it is the text's token), [A, K] each, of the rows that have `depth` more tokens."""
     T = len(sample.token_ids_T)
     row_A = supervised(sample.loss_mask_T)
@@ -73,8 +71,7 @@ def draft_probabilities(
     if features_TF.dtype != torch.bfloat16:
         features_TF = features_TF.to(drafter.fc.weight.dtype)
     with trainers_arithmetic(features_TF.dtype):
-        logits = drafter.rollout(features_TF[None], torch.cat([sample.token_ids_T, row_A.new_zeros(depth)])[None], row_A[None], depth)
-    draft_AK = torch.stack([drafter.target_ids_W[step[0].argmax(-1)] for step in logits], -1)
+        draft_AK = drafter.proposed(features_TF, sample.token_ids_T, row_A, depth)
     before_AK = row_A[:, None] + 1 + torch.arange(depth)  # the token whose state says what comes next
     states_TH = sample.last_TH.to(target.head_VH.dtype)
     probability_TV = (target.logits(states_TH[None])[0].float() / temperature).softmax(-1)
@@ -82,7 +79,7 @@ def draft_probabilities(
 
 
 def sampled(
-    drafter: Eagle3Drafter, target: Target, samples: Sequence[StoredSample], depth: int, temperature: float, talk: Talk
+    drafter: Drafter, target: Target, samples: Sequence[StoredSample], depth: int, temperature: float, talk: Talk
 ) -> Sampled | None:
     """Over all held-out rows; None when there are none."""
     started = time.monotonic()

@@ -20,6 +20,7 @@ LARGEST_GAP = 0.05  # of accept_len, replayed against served
 TRAINED_GAP = 0.01  # of accept_len and of each share: the export rounds the weights that the trainer measured
 CODES = {"place": "DS806", "length": "DS806", "prompt": "DS806", "category": "DS807"}
 MOST_CAUSES = 4
+CAUSAL = "say with is_causal in the drafter's config what training had, and serve with an engine that reads it (SGLang from 0.5.18)"
 LOOK = "`draftsmith verify wiring` says what the engine passes (vLLM)"
 
 
@@ -40,18 +41,20 @@ def trained_findings(replayed: Acceptance, trained: Acceptance) -> list[Finding]
     return [Finding("DS804", "error", evidence, consequence, "run export again; a folder from elsewhere: look at --taps and its embedding")]
 
 
-def served_findings(label: str, replay: Replay, fits: Sequence[Fit], lies: str = "") -> list[Finding]:
-    """Replayed and served on the same tokens. fits: the suspects, when they were tried. lies: in which answers the gap lies."""
+def served_findings(label: str, replay: Replay, fits: Sequence[Fit], lies: str = "", block: bool = False) -> list[Finding]:
+    """Replayed and served on the same tokens. fits: the suspects, when they were tried. lies: in which answers the gap lies. block: the
+    drafter fills blocks."""
     findings = replay_findings(label, replay, LARGEST_GAP)
     for place, finding in enumerate(findings):
         if finding.code not in ("DS801", "DS803") or not replay.served.rounds:
             continue
-        said = [where_drafts_part(replay.predicted, replay.served), lies]
+        said = [where_drafts_part(replay.predicted, replay.served, block), lies]
         fix = LOOK
         if found := fitting(fits) if fits else []:
             ways = ", or when ".join(f"{fit.suspect.says} (accept_len {fit.predicted.accept_len:.3f})" for fit in found[:3])
             said.append(f"what was served is what this drafter reaches when {ways}")
-            fix = f"make the engine pass boundaries {list(straight(fits).suspect.taps)}; {LOOK}"
+            wanted = straight(fits).suspect.taps
+            fix = f"make the engine pass boundaries {list(wanted)}; {LOOK}" if found[0].suspect.causal is None else f"{CAUSAL}; {LOOK}"
         findings[place] = replace(finding, evidence="; ".join(filter(None, [finding.evidence, *said])), fix=fix)
     return findings
 
@@ -86,11 +89,11 @@ def cause_finding(cause: Cause, where: str) -> Finding:
 def local_findings(answers: Sequence[Walked], depth: int, trained: Trained, where: str, elsewhere: Sequence[Walked] = ()) -> list[Finding]:
     """Where acceptance is low among these answers, surely."""
     found = [cause_finding(cause, where) for cause in causes(answers, trained, elsewhere)[:MOST_CAUSES]]
-    return [*found, *depth_finding(falling(answers, depth, trained), where)]
+    return [*found, *depth_finding(falling(answers, depth, trained), where, trained.block)]
 
 
-def depth_finding(text: str, where: str) -> list[Finding]:
-    fix = "unroll more drafts in training (train.ttt_steps), or draft less deep"
+def depth_finding(text: str, where: str, block: int | None) -> list[Finding]:
+    fix = "serve shorter blocks" if block else "unroll more drafts in training (train.ttt_steps), or draft less deep"
     return [Finding("DS808", "info", f"{where}: {text}", "each further draft costs time and is accepted less", fix)] if text else []
 
 
@@ -114,7 +117,8 @@ def shares(values: Sequence[float]) -> str:
 
 def lines(result: Mapping[str, Any]) -> list[str]:
     """What was replayed, what it is beside, findings, and the verdict as the last line."""
-    found = [f"drafter: {result['drafter']} (boundaries {result['taps']})"]
+    block = f", blocks of {result['block']}: the last token and {result['block'] - 1} masks" if result["block"] else ""
+    found = [f"drafter: {result['drafter']} (boundaries {result['taps']}{block})"]
     if rows := result["rows"]:
         forced, walked = rows["figures"]["teacher_forced"], rows["figures"]["walked"]
         found.append(f"rows: {rows['source']}, {rows['samples']} samples; top-1 by depth {shares(rows['figures']['top1'])}")
