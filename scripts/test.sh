@@ -10,5 +10,7 @@ scripts/setup.sh
 .venv/bin/draftsmith target fetch smollm2-135m-instruct >/dev/null
 wait "$types"
 if (($#)); then exec .venv/bin/pytest "$@"; fi
-.venv/bin/pytest -n 3 tests/unit tests/test_structure.py  # many of them wait for a server or a process
-exec .venv/bin/pytest --durations 12 tests/e2e tests/gpu
+# Side by side: many of them wait for a server or a process. The first two import engines, and start none.
+importing=(tests/e2e/test_golden_real.py tests/e2e/test_convert_loaders.py)
+.venv/bin/pytest -n 3 "${importing[@]}" tests/unit tests/test_structure.py
+exec .venv/bin/pytest --durations 12 tests/e2e tests/gpu "${importing[@]/#/--ignore=}"
