@@ -24,7 +24,7 @@ from draftsmith.errors import InvalidMeasurement
 from draftsmith.manifest import atomic_write_json, atomic_write_text, read_jsonl
 from draftsmith.measure.collectives import AllReduce
 from draftsmith.measure.costmodel import CostModel, fit_cost_model, folk_speedup
-from draftsmith.measure.costmodel_terms import Cell, Shape
+from draftsmith.measure.costmodel_terms import Cell, Shape, shape_of_config
 
 SHAPES = Path(__file__).parents[1] / "gpu" / "shapes"
 ARMS = {"own": ("sglang", "default"), "p2p-off": ("p2p-off",)}  # the probe's arm for a link, the first that was measured
@@ -106,9 +106,7 @@ def measured(folder: Path) -> dict[str, list[Measured]]:
 
 def shape_of(name: str) -> tuple[Shape, Bytes]:
     target, drafter = (json.loads((SHAPES / name / file).read_text()) for file in ("config.json", "drafter.json"))
-    experts, chosen = target.get("n_routed_experts", 0), target.get("num_experts_per_tok", 0)
-    widths = {"vocab": target["vocab_size"], "draft_vocab": drafter["draft_vocab_size"]}
-    return Shape(experts, chosen, target["num_hidden_layers"], target["hidden_size"], **widths), Bytes.of(target, drafter)
+    return replace(shape_of_config(target), draft_vocab=drafter["draft_vocab_size"]), Bytes.of(target, drafter)
 
 
 def arms_of(folder: Path) -> dict[str, Mapping[str, Any]]:

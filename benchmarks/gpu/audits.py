@@ -8,7 +8,6 @@ time and output, OUT/run what the commands leave. Exit code 1 when one did not e
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import sys
@@ -17,17 +16,14 @@ import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
-from modes import RECIPE, adopt, here
+from modes import opened, parser_of
 from serve_commands import Session
 
 from draftsmith.capture import stage as capture
 from draftsmith.engines.home import home
-from draftsmith.flow import make_job
-from draftsmith.job import Job, Talk
-from draftsmith.recipe import load_recipe
-from draftsmith.samples import read_samples
+from draftsmith.job import Job
+from draftsmith.measure.prompts import heldout_prompts
 
 SETTINGS = ["engine.flags.max-running-requests=16", "engine.flags.cuda-graph-max-bs=16"]
 CLIENTS, WATCHED_S = 8, 24
@@ -69,9 +65,9 @@ def watched(session: Session, recipe: Sequence[str], job: Job) -> None:
     url = server["url"]
     words = (*recipe, "--url", url, "--output-tokens", "128", "--prompts", "20")
     session.run("replay against the server", "verify", "replay", session.recipe, *words, "--json", must_say="accept_len")
-    prompts = [sample.prompt_ids for sample in read_samples(job.folder("data") / "samples-heldout.parquet")]
+    prompts = [prompt.token_ids for prompt in heldout_prompts(job.folder("data"))]
     often = ("--interval-s", "2", "--window-s", "10", "--for-s", str(WATCHED_S), "--json")
-    with traffic(url, [[int(token) for token in ids] for ids in prompts]):
+    with traffic(url, prompts):
         session.run("watch, as expected", "watch", url, "--expect-accept-len", "2.2", *often)
         session.run("watch, expecting more", "watch", url, "--expect-accept-len", "3.2", *often, code=4, must_say="drift_from_report")
     session.run("watch once", "watch", url, "--expect-accept-len", "2.2", "--once", "--json")
@@ -79,17 +75,8 @@ def watched(session: Session, recipe: Sequence[str], job: Job) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recipe", type=Path, default=RECIPE)
-    parser.add_argument("--trained", type=Path, required=True)
-    parser.add_argument("--kit", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", default=[])
-    arguments = parser.parse_intermixed_args()
-    overrides = [*here(arguments.kit), *SETTINGS, *arguments.overrides]
-    recipe = load_recipe(arguments.recipe, overrides)
-    job = make_job(recipe, arguments.out / "run", Talk())
-    adopt(arguments.trained, job.run)
+    arguments = parser_of(__doc__).parse_intermixed_args()
+    recipe, job, overrides = opened(arguments, SETTINGS)
     begun = time.monotonic()
     capture.run(recipe.capture, job)
     print(f"captured in {time.monotonic() - begun:.0f} s", flush=True)

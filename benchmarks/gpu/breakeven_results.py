@@ -24,7 +24,8 @@ from draftsmith.breakeven.surface import Key, Row, Timed, chains_of, surface, ti
 from draftsmith.errors import InvalidMeasurement, UsageError
 from draftsmith.manifest import atomic_write_bytes, atomic_write_json, atomic_write_text, read_jsonl
 from draftsmith.measure.costmodel import fit_cost_model, held_out
-from draftsmith.measure.costmodel_terms import Cell, Shape
+from draftsmith.measure.costmodel_terms import Cell, Shape, shape_of_config
+from draftsmith.models.text_config import num_experts
 
 KEPT_CONCURRENCY, KEPT_DEPTHS = (1, 4, 16, 64), (0, 1, 3, 7)
 MEDIAN_GOAL, WORST_GOAL = 0.10, 0.20
@@ -42,15 +43,6 @@ def cells_of(cells: Mapping[Key, Timed], depths: Mapping[str, int]) -> list[Cell
         for (name, concurrency), cell in sorted(cells.items())
         if name in ("baseline", f"depth {depths[name]}")
     ]
-
-
-def num_experts(config: Mapping[str, Any]) -> int:
-    """0: a dense target. Qwen and DeepSeek name it differently."""
-    return config.get("num_experts") or config.get("n_routed_experts") or 0
-
-
-def shape_of(config: Mapping[str, Any]) -> Shape:
-    return Shape(num_experts(config), config.get("num_experts_per_tok") or 0, config["num_hidden_layers"], config["hidden_size"])
 
 
 def prediction(cells: Sequence[Cell], shape: Shape) -> dict[str, Any]:
@@ -245,12 +237,12 @@ def main() -> None:
     depths = {row["name"]: row["depth"] for row in rows}
     cells = timed(rows)
     shown = [row for row in rows if plain(row["name"])]
-    summary = surface(shown, model=between(observations(timed(shown), chains_of(shown)), shape_of(about["target"])))
+    summary = surface(shown, model=between(observations(timed(shown), chains_of(shown)), shape_of_config(about["target"])))
     summary["invalid"] += sorted({f"launch {row['launch']}, {row['name']}: {row['died']}" for row in launches if "died" in row})
     config = about["target"]
     extra: dict[str, Any] = {"compared": comparisons(cells, rows)}
     try:
-        extra["prediction"] = prediction(cells_of(cells, depths), shape_of(config))
+        extra["prediction"] = prediction(cells_of(cells, depths), shape_of_config(config))
     except (InvalidMeasurement, UsageError) as error:  # too few cells, or one depth alone
         extra["no_prediction"] = error.message
     out: Path = arguments.out

@@ -12,13 +12,14 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from draftsmith.bench import stage
 from draftsmith.flow import make_job
-from draftsmith.job import Talk
+from draftsmith.job import Job, Talk
 from draftsmith.manifest import atomic_write_json
-from draftsmith.recipe import load_recipe
+from draftsmith.recipe import Recipe, load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "smollm2-h200-sglang.yaml"
 FEW = [
@@ -48,18 +49,31 @@ def adopt(trained: Path, run: Path) -> None:
         atomic_write_json(run / "breakeven" / "summary.json", {"break_even": []})
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("mode", choices=MODES)
+def parser_of(text: str | None, modes: Iterable[str] = ()) -> argparse.ArgumentParser:
+    """What these drivers are told. text: the driver's docstring; modes: of which it takes one, if there are any."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if modes:
+        parser.add_argument("mode", choices=modes)
     parser.add_argument("--recipe", type=Path, default=RECIPE)
     parser.add_argument("--trained", type=Path, required=True)
     parser.add_argument("--kit", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", default=[])
-    arguments = parser.parse_intermixed_args()
-    recipe = load_recipe(arguments.recipe, [*here(arguments.kit), *MODES[arguments.mode], *arguments.overrides])
+    return parser
+
+
+def opened(arguments: argparse.Namespace, settings: list[str]) -> tuple[Recipe, Job, list[str]]:
+    """Recipe, job with what was trained before, and the overrides of both. settings: the driver's own, before the caller's."""
+    overrides = [*here(arguments.kit), *settings, *arguments.overrides]
+    recipe = load_recipe(arguments.recipe, overrides)
     job = make_job(recipe, arguments.out / "run", Talk())
     adopt(arguments.trained, job.run)
+    return recipe, job, overrides
+
+
+def main() -> int:
+    arguments = parser_of(__doc__, MODES).parse_intermixed_args()
+    recipe, job, _ = opened(arguments, MODES[arguments.mode])
     summary = stage.run(recipe.bench, job)
     print(summary["verdict_sentence"])
     return 0

@@ -18,7 +18,7 @@ from draftsmith.measure.loads import ClosedLoad, Load, label_of, load_dict
 from draftsmith.measure.messages import Request
 from draftsmith.measure.prompts import Prompt
 from draftsmith.measure.protocol import NOISE_PAIR, launch_arms
-from draftsmith.measure.recorder import Cell, Planned, Workload
+from draftsmith.measure.recorder import VISIBLE, Cell, Planned, Workload
 from draftsmith.measure.sleeping import switch_for
 from draftsmith.measure.traces import read_trace
 from draftsmith.measure.workload import CellShape, Deck, make_workload
@@ -46,7 +46,7 @@ def on_set(launch: Launch, settings: BenchSettings, gpu_set: int) -> Launch:
     """The launch, bound to one of the two sets of GPUs if there are any."""
     if not settings.gpu_sets:
         return launch
-    return launch.with_(env={"CUDA_VISIBLE_DEVICES": ",".join(map(str, settings.gpu_sets[gpu_set]))})
+    return launch.with_(env={VISIBLE: ",".join(map(str, settings.gpu_sets[gpu_set]))})
 
 
 def plan_workload(settings: BenchSettings, deck: Deck, render: Callable[[Prompt], Prompt] | None = None) -> Workload:

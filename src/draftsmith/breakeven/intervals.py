@@ -11,13 +11,14 @@ of freedom as there are second launches.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from draftsmith.errors import InvalidMeasurement
-from draftsmith.measure.statistics import Interval, Scatter, log_interval, pooled_scatter, quotient_interval
+from draftsmith.measure.statistics import Interval, Scatter, geometric_mean, log_interval, pooled_scatter, quotient_interval
 from draftsmith.metrics import break_even_accept_len
 
 Key = tuple[str, int]  # name of the kind, concurrency
@@ -33,7 +34,7 @@ class Timed:
 
     @property
     def seconds(self) -> float:
-        return math.exp(float(np.mean(np.log(self.launches))))
+        return geometric_mean(self.launches)
 
 
 def scatter(cells: Mapping[Key, Timed], concurrency: int | None = None) -> Scatter:
@@ -63,11 +64,19 @@ def break_even(top: Timed, bottom: Timed, spread: Scatter) -> Interval:
     return replace(inside, value=value, low=min(inside.low, value), high=max(inside.high, value))
 
 
+def measured_fields(round_: Timed, step: Timed, spread: Scatter) -> dict[str, Any]:
+    """Times, A* and its interval, as a row of the break-even table has them."""
+    needed = break_even(round_, step, spread)
+    return {
+        "decode_step_s": step.seconds,
+        "round_s": round_.seconds,
+        "accept_len": needed.value,
+        "accept_len_low": needed.low,
+        "accept_len_high": needed.high,
+        "interval": kind_of(spread),
+    }
+
+
 def kind_of(spread: Scatter) -> str:
     """What an interval knows of: the next start, or only the inside of this one."""
     return OVER_LAUNCHES if spread.df else INSIDE
-
-
-def geometric(waves: Sequence[float]) -> float:
-    """exp(mean(log))."""
-    return math.exp(float(np.mean(np.log(waves))))

@@ -27,8 +27,8 @@ from draftsmith.engines.protocol import Drafting, Engine, Launch
 from draftsmith.errors import EnvironmentFailed, UsageError
 from draftsmith.job import Job, Talk
 from draftsmith.manifest import append_jsonl, atomic_write_json, atomic_write_text, hardware, read_jsonl, tool_versions
-from draftsmith.measure.costmodel_terms import num_experts, shape_of
-from draftsmith.models.text_config import read_text_config
+from draftsmith.measure.costmodel_terms import shape_of
+from draftsmith.models.text_config import num_experts, read_text_config
 from draftsmith.settings import EngineSettings, FlagValue
 
 PLAN = "plan.json"

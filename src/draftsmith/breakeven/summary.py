@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from draftsmith.breakeven.depths import needed_share, worth_training
-from draftsmith.breakeven.intervals import INSIDE, Key, Timed, break_even, kind_of, scatter_at
+from draftsmith.breakeven.intervals import INSIDE, Key, Timed, kind_of, measured_fields, scatter_at
 from draftsmith.breakeven.settings import BreakevenSettings
 from draftsmith.breakeven.surface import ONCE, judged, predictions
 from draftsmith.breakeven.words import implausible, pays_if, unknown_gates
@@ -103,19 +103,13 @@ def shown(cells: Mapping[Key, Timed], depth: int, concurrency: int) -> dict[str,
 
 def entry(cells: Mapping[Key, Timed], depth: int, concurrency: int) -> dict[str, Any]:
     """One row of the break-even table."""
-    spread = scatter_at(cells, concurrency)
     step, round_ = cells[name_of(0), concurrency], cells[name_of(depth), concurrency]
-    needed = break_even(round_, step, spread)
+    fields = measured_fields(round_, step, scatter_at(cells, concurrency))
     row = {
         "concurrency": concurrency,
         "depth": depth,
-        "decode_step_s": step.seconds,
-        "round_s": round_.seconds,
-        "accept_len": needed.value,
-        "accept_len_low": needed.low,
-        "accept_len_high": needed.high,
-        "interval": kind_of(spread),
+        **fields,
         "ceiling": depth + 1,
-        "needed_share": needed_share(needed.value, depth),
+        "needed_share": needed_share(fields["accept_len"], depth),
     }
     return row | {"pays_if": pays_if(row)}

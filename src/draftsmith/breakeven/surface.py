@@ -11,10 +11,10 @@ from statistics import fmean
 from typing import Any
 
 from draftsmith.breakeven.depths import needed_share, worth_training
-from draftsmith.breakeven.intervals import Key, Timed, break_even, geometric, kind_of, scatter, scatter_at
+from draftsmith.breakeven.intervals import Key, Timed, measured_fields, scatter, scatter_at
 from draftsmith.breakeven.words import advice_for, implausible, pays_if, unknown_gates
 from draftsmith.errors import InvalidMeasurement
-from draftsmith.measure.statistics import Scatter
+from draftsmith.measure.statistics import Scatter, geometric_mean
 from draftsmith.settings import Gate
 
 Row = Mapping[str, Any]
@@ -34,7 +34,7 @@ def timed(rows: Sequence[Row]) -> dict[Key, Timed]:
             by_launch.setdefault((row["name"], row["concurrency"]), {}).setdefault(row["launch"], []).append(seconds)
     return {
         key: Timed(
-            tuple(geometric(waves) for waves in launches.values()),
+            tuple(geometric_mean(waves) for waves in launches.values()),
             tuple(seconds for waves in launches.values() for seconds in waves),
         )
         for key, launches in by_launch.items()
@@ -120,7 +120,7 @@ def judged(entries: Sequence[Row], min_speedup: float, gates: Sequence[Gate], mo
 
 def entry(head: Row, concurrency: int, cell: Timed, step: Timed, spread: Scatter) -> dict[str, Any]:
     """One row of the break-even table."""
-    needed, depth = break_even(cell, step, spread), head["depth"]
+    fields, depth = measured_fields(cell, step, spread), head["depth"]
     chain = head["rows"] == depth + 1  # or a block: one draft for each row but the first
     row = {
         "name": head["name"],
@@ -128,14 +128,9 @@ def entry(head: Row, concurrency: int, cell: Timed, step: Timed, spread: Scatter
         "concurrency": concurrency,
         "depth": depth,
         "rows": head["rows"],
-        "decode_step_s": step.seconds,
-        "round_s": cell.seconds,
-        "accept_len": needed.value,
-        "accept_len_low": needed.low,
-        "accept_len_high": needed.high,
-        "interval": kind_of(spread),
+        **fields,
         "ceiling": depth + 1,
-        "needed_share": needed_share(needed.value, depth) if chain else None,
+        "needed_share": needed_share(fields["accept_len"], depth) if chain else None,
     }
     return row | {"pays_if": pays_if(row, "" if chain and head["method"] == "eagle3" else f"a {head['name']}")}
 

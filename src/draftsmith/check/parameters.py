@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftsmith.models.config_keys import differs_by_layer
-from draftsmith.models.text_config import text_part
+from draftsmith.models.text_config import num_experts, text_part
 
 # bits of the scales that go with every group of quantised weights: quant method -> (bits of a weight, bits of a scale, group)
 FIXED = {"mxfp4": (4, 8, 32), "fp8": (8, 0, 1), "fbgemm_fp8": (8, 0, 1)}
@@ -79,10 +79,6 @@ def layer_kinds(config: Mapping[str, Any]) -> dict[str, int]:
     if interval and "linear_num_value_heads" in config:
         return {"linear": layers - layers // interval, "sliding": 0, "full": layers // interval}
     return {"linear": 0, "sliding": 0, "full": layers}
-
-
-def num_experts(config: Mapping[str, Any]) -> int:
-    return next((config[key] for key in ("n_routed_experts", "num_experts", "num_local_experts") if config.get(key)), 0)
 
 
 def moe_layers(config: Mapping[str, Any]) -> int:

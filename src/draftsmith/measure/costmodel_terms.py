@@ -12,11 +12,10 @@ import numpy as np
 
 from draftsmith.errors import InvalidMeasurement
 from draftsmith.measure.collectives import AllReduce
-from draftsmith.models.text_config import read_text_config
+from draftsmith.models.text_config import num_experts, read_text_config
 
 ALWAYS, OPTIONAL = ("floor", "row", "draft"), ("slot", "draft_slot", "round", "round_slot")
 SHARPNESS = (1.0, 2.0, 4.0)
-EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")  # how configs name them
 
 
 @dataclass(frozen=True)
@@ -65,17 +64,14 @@ class Shape:
         return np.where(at < len(sizes), sizes[np.minimum(at, len(sizes) - 1)], concurrency)
 
 
-def num_experts(config: Mapping[str, Any]) -> int:
-    """Experts that a layer of a target chooses from, by its text config; 0 for a dense one."""
-    return next((int(config[name]) for name in EXPERTS if config.get(name)), 0)
-
-
 def shape_of(target: Path) -> Shape:
-    """Layers, width, vocabulary and experts by the config of a target folder; an empty shape where there is none."""
-    if not (target / "config.json").is_file():
-        return Shape()
-    config = read_text_config(target)
-    experts = num_experts(config)
+    """By the config of a target folder; an empty shape where there is none."""
+    return shape_of_config(read_text_config(target)) if (target / "config.json").is_file() else Shape()
+
+
+def shape_of_config(config: Mapping[str, Any]) -> Shape:
+    """Layers, width, vocabulary and experts by a text config."""
+    experts = int(num_experts(config))
     top_k = int(config.get("num_experts_per_tok") or config.get("num_experts_per_token") or 0)
     chosen = (experts, top_k) if experts and top_k else (0, 0)
     layers, hidden, vocab = (int(config.get(name) or 0) for name in ("num_hidden_layers", "hidden_size", "vocab_size"))
