@@ -46,6 +46,7 @@ class Kind:
     plain: Mapping[str, FlagValue]  # on top, for the baseline
     worker: str
     effective: Mapping[str, str]
+    named: bool  # does the engine name the parts of a step in its traces?
     failures: Mapping[str, Failure]
 
 
@@ -66,6 +67,7 @@ SGLANG = Kind(
     plain={"disable-cuda-graph": True},
     worker="sglang::scheduler",
     effective={"topk": "1", "draft_tokens": str(DEPTH + 1), "max_running_requests": "8", "attention_backend": "triton"},
+    named=True,
     failures={
         "oom": Failure({"mem-fraction-static": 1.5, "max-total-tokens": None}, OUT_OF_MEMORY, "memory"),
         "no_gpu": Failure({}, "No accelerator|No CUDA GPUs|no CUDA-capable device", "GPU", {"CUDA_VISIBLE_DEVICES": ""}),
@@ -83,6 +85,7 @@ VLLM = Kind(
     plain={"enforce-eager": True},
     worker="VLLM::EngineCore",
     effective={"max_model_len": "2048", "gpu_memory_utilization": "0.2"},
+    named=False,  # model runner V2 does not
     failures={
         "oom": Failure({"kv-cache-memory-bytes": 400 << 30, "enforce-eager": True}, OUT_OF_MEMORY, "memory"),
         "gpu_in_use": Failure(
@@ -90,7 +93,7 @@ VLLM = Kind(
             r"Free memory on device \S+ \([\d.]+/[\d.]+ GiB\) on startup is less than desired GPU memory utilization",
             "gpu-memory-utilization",
         ),
-        "no_gpu": Failure({"enforce-eager": True}, "No CUDA GPUs|device type|CUDA_VISIBLE_DEVICES", "GPU", {"CUDA_VISIBLE_DEVICES": ""}),
+        "no_gpu": Failure({"enforce-eager": True}, "No CUDA GPUs|out of bounds for 0 devices", "GPU", {"CUDA_VISIBLE_DEVICES": ""}),
         "nccl": Failure(
             {"tensor-parallel-size": 2, "load-format": "dummy", "enforce-eager": True}, "(?i)nccl", "NCCL_", NO_INTERFACE, 2, "narrow"
         ),

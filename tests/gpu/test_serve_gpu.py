@@ -120,7 +120,10 @@ def test_a_round_is_split_on_the_device(machine: Machine) -> None:
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["tokens_per_round"] == pytest.approx(1.0, abs=0.6) and told["round_ms"] > 0
-    assert told["split"] and told["traced"]["on_gpu"] and min(told["split"].values()) > 0, told
+    if machine.kind.named:
+        assert told["split"] and told["traced"]["on_gpu"] and min(told["split"].values()) > 0, told
+    else:
+        assert told["split"] is None and "VLLM_USE_V2_MODEL_RUNNER=0" in told["no_split"], told
     machine.note("round_ms", told["round_ms"])
 
 

@@ -315,6 +315,6 @@ class TinyServer(MockServer):
         if self.trouble == "json":
             text = text[: 8 + number % 9]
         message: dict[str, Any] = {"content": text}
-        if "tools" in body:
+        if "tools" in body and self.trouble != "no tools":
             message = {"tool_calls": [{"type": "function", "function": {"name": "register", "arguments": text}}]}
         return {"choices": [{"message": message, "finish_reason": "stop"}], "usage": {"prompt_tokens": 9, "completion_tokens": 9}}

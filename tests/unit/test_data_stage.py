@@ -231,11 +231,18 @@ def reply(chat: ChatTemplate, text: str = "Fine.", ended: bool = True) -> tuple[
     return make_sample(make_prompt("explain", "How are you?", "train"), row, chat)[0], row
 
 
+def followed_by(sample: Sample, token: int, finish_reason: str) -> Sample:
+    tokens, mask = np.append(sample.token_ids, np.int32(token)), np.append(sample.loss_mask, np.uint8(1))
+    return replace(sample, token_ids=tokens, loss_mask=mask, finish_reason=finish_reason)
+
+
 def test_mask_of_good_samples(chat: ChatTemplate) -> None:
     for text, ended in (("Fine.", True), ("Fine, and y", False)):
         sample, row = reply(chat, text, ended)
         check_sample(sample, row, chat)
         assert sample.loss_mask.tolist() == [0] * sample.num_prompt_tokens + [1] * len(row["token_ids"])
+    longest, row = reply(chat)
+    check_sample(replace(longest, finish_reason="length"), row, chat)  # SGLang 0.5.17 on an answer whose last allowed token is the end
     half, row = reply(chat, "Caf", False)
     ids = [*chat.ids("Caf"), chat.ids("é")[0]]  # cut inside a character: the engine leaves the half out of its text
     longer = replace(half, token_ids=np.array([*half.prompt_ids, *ids], np.int32), loss_mask=np.append(half.loss_mask, np.uint8(1)))
@@ -252,8 +259,9 @@ def test_mask_faults_are_named(chat: ChatTemplate) -> None:
         (replace(sample, loss_mask=late), row, "supervised tokens read 'ne.'"),
         (replace(sample, loss_mask=early), row, "supervised tokens read"),
         (sample, {**row, "prompt_tokens": n + 1}, "the engine counted"),
-        (replace(sample, finish_reason="length"), row, "the last token '<|im_end|>'"),
-        (replace(sample, token_ids=sample.token_ids[:-1], loss_mask=sample.loss_mask[:-1]), row, "finish_reason is 'stop'"),
+        (followed_by(sample, chat.ids("no")[0], "length"), row, f"an end token is number {len(row['token_ids'])} of"),
+        (followed_by(sample, sample.token_ids[-1], "stop"), row, "finish_reason is 'stop', an end token is number"),
+        (replace(sample, token_ids=sample.token_ids[:-1], loss_mask=sample.loss_mask[:-1]), row, "'stop', the last token is '.'"),
         (replace(sample, num_prompt_tokens=n - 3), {**row, "prompt_tokens": n - 3}, "before the first supervised token stands"),
     ]
     for broken, told, words in faults:

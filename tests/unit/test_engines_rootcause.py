@@ -14,7 +14,7 @@ from draftsmith.engines.rootcause import causes, find_cause
 
 LOGS = Path(__file__).parents[1] / "data" / "logs"
 EXPECTED = yaml.safe_load((LOGS / "expected.yaml").read_text())
-FAMILY = {"vllm-0.32.0": "vllm", "sglang-0.5.17": "sglang", "sglang-0.5.23": "sglang"}
+FAMILY = {"vllm-0.26.0": "vllm", "vllm-0.32.0": "vllm", "sglang-0.5.17": "sglang", "sglang-0.5.23": "sglang"}
 
 
 @pytest.mark.parametrize("name", EXPECTED)

@@ -101,6 +101,19 @@ def test_a_server_without_counters_is_no_measurement() -> None:
         profile.profile(profile.Subject("http://127.0.0.1:1", "vllm"), profile.Load(0, 1, 8), Talk(quiet=True))
 
 
+def test_a_trace_without_names_costs_the_split_and_not_the_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM 0.26.0 on an H200: model runner V2 has one span a step, and none of its parts."""
+
+    def work(*_: object) -> float:
+        (tmp_path / "rank0.json").write_text(json.dumps({"traceEvents": [span("execute_context_0(0)_generation_1(4)", 0, 5)]}))
+        return 1.0
+
+    monkeypatch.setattr(profile, "fetch", lambda *_: (200, ""))
+    monkeypatch.setattr(profile, "work", work)
+    told = profile.traced(profile.Subject("http://127.0.0.1:1", "vllm", tmp_path), vllm, "m", profile.Load(1, 1, 8), Talk(quiet=True))
+    assert isinstance(told, str) and "no round in any" in told and "VLLM_USE_V2_MODEL_RUNNER=0" in told
+
+
 def test_for_people() -> None:
     found = {
         "round_ms": 40.0,

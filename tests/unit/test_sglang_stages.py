@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from aiohttp import web
@@ -34,12 +35,23 @@ from draftsmith.measure.protocol import Planned, Watch
 from draftsmith.metrics import Acceptance
 from draftsmith.models.checkpoint import load_exported
 from draftsmith.recipe import load_recipe
-from draftsmith.serve.stage import judge, told_acceptance
+from draftsmith.samples import Sample, samples_file, write_samples
+from draftsmith.serve.stage import judge, longest_answered, told_acceptance
 from draftsmith.verify import servers, stage
 from mock_formats import FORMATS, Moment
 from mock_server import Behaviour, MockLaunch, MockServer
 
 __all__ = ["world"]  # a fixture of the other module
+
+
+def answered(name: str, prompt: int, answer: int) -> Sample:
+    """A held-out sample of so many tokens."""
+    tokens, mask = np.arange(prompt + answer, dtype=np.int32), np.repeat(np.array([0, 1], np.uint8), [prompt, answer])
+    turns = [{"role": "user", "content": f"What is {name}?"}, {"role": "assistant", "content": "It is."}]
+    return Sample(name, "code", turns, tokens, mask, prompt, "length")
+
+
+QUESTION = answered("a loop", 12, 40)
 
 
 class SGLangServer(MockServer):
@@ -146,18 +158,24 @@ def test_bench_has_acceptance_by_position_from_the_replies(tmp_path: Path) -> No
 
 def test_serve_asks_the_engines_own_endpoint_for_acceptance() -> None:
     with SGLangServer(Behaviour(accepted=(1, 0, 3), depth=3)) as server:
-        told = told_acceptance(SGLangLaunch(server), 40, 3)  # pyright: ignore[reportArgumentType]
+        told = told_acceptance(SGLangLaunch(server), QUESTION, 40, 3)  # pyright: ignore[reportArgumentType]
+        assert [body["input_ids"] for body in server.seen] == [list(range(12))]  # in the chat template: bare text may end at once
     assert told is not None
     acceptance, tokens = told
     judge(acceptance, tokens, min_rounds=8)
     assert tokens == 40 and acceptance.survival[2] == pytest.approx(1 / 3, abs=0.05)
     with SGLangServer(Behaviour(accepted=(1,), depth=3, spec_names=("", ""))) as silent:  # an older version, or speculation is off
-        assert told_acceptance(SGLangLaunch(silent), 40, 3) is None  # pyright: ignore[reportArgumentType]
+        assert told_acceptance(SGLangLaunch(silent), QUESTION, 40, 3) is None  # pyright: ignore[reportArgumentType]
+
+
+def test_serve_asks_what_the_drafter_was_made_for(tmp_path: Path) -> None:
+    write_samples(samples_file(tmp_path, "heldout"), [answered("short", 30, 3), QUESTION, answered("middling", 12, 20)])
+    assert longest_answered(tmp_path).id == "a loop"
 
 
 def test_serve_asks_nobody_twice_whose_counters_tell() -> None:
     with MockServer(Behaviour(accepted=(1,), depth=3)) as server:
-        assert told_acceptance(MockLaunch(server), 40, 3) is None and server.seen == []  # pyright: ignore[reportArgumentType]
+        assert told_acceptance(MockLaunch(server), QUESTION, 40, 3) is None and server.seen == []  # pyright: ignore[reportArgumentType]
 
 
 def test_serve_names_what_an_endpoint_that_is_not_there_said() -> None:
@@ -169,7 +187,7 @@ def test_serve_names_what_an_endpoint_that_is_not_there_said() -> None:
         launch: Any = SGLangLaunch(server)
         launch.log = "engine.log"
         with pytest.raises(InvalidMeasurement, match="no such route"):
-            told_acceptance(launch, 40, 3)
+            told_acceptance(launch, QUESTION, 40, 3)
 
 
 def test_data_asks_there_too(tmp_path: Path) -> None:

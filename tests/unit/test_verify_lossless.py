@@ -135,6 +135,22 @@ def test_what_a_server_does_not_offer_is_named_and_not_passed(asked: Path, tmp_p
     assert "not offered: json, tools" in result["sentence"] and "HTTP 404" in result["probes"]["json"]["evidence"]
 
 
+@pytest.mark.parametrize("both", [True, False])
+def test_a_server_that_ignores_tools_does_not_offer_them(
+    both: bool, asked: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SGLang without --tool-call-parser answers with text, at both servers; where the baseline calls the tool, that is a fault."""
+    with running(trouble="no tools", both=both, noise=0.0) as urls:
+        words = [*urls, "--prompts", str(asked), "--out", str(tmp_path), *skipped("sampling", "stop", "logprobs", "long")]
+        code, result = audit(words, capsys)
+    tools = result["probes"]["tools"]
+    if both:
+        assert code == 0 and tools["status"] == "not offered" and "--tool-call-parser" in tools["evidence"], result["sentence"]
+        assert "not offered: tools" in result["sentence"]
+    else:
+        assert code == 4 and codes(result) == {"DS704"}, result["sentence"]
+
+
 def test_too_little_is_inconclusive(asked: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parts = skipped("json", "tools", "stop", "logprobs", "long")
     with running() as urls:

@@ -48,13 +48,7 @@ def check_sample(sample: Sample, row: dict[str, Any], template: ChatTemplate) ->
             hint=hint,
         )
     supervised = sample.token_ids[sample.loss_mask == 1].tolist()
-    ended = supervised[-1] in template.end_ids
-    if ended != (sample.finish_reason == "stop"):
-        last = template.decode(supervised[-1:], special=True)
-        raise CheckFailed(
-            f"prompt {sample.id}: finish_reason is {sample.finish_reason!r}, the last token {last!r}; ends are {sorted(template.end_ids)}",
-            hint="eos_token_id in the target's generation_config.json must name the token that ends a turn",
-        )
+    check_end(sample, supervised, template)
     before = template.decode(sample.prompt_ids.tolist(), special=True).rstrip()
     opening = template.generation_prompt.rstrip()
     if not before.endswith(opening):
@@ -62,6 +56,22 @@ def check_sample(sample: Sample, row: dict[str, Any], template: ChatTemplate) ->
     decoded = template.decode(supervised, special=False)
     if plain(decoded) != plain(sample.turns[-1]["content"]):
         raise CheckFailed(f"prompt {sample.id}: the supervised tokens read {decoded[:80]!r}, the answer is {row['text'][:80]!r}", hint=hint)
+
+
+def check_end(sample: Sample, answer: list[int], template: ChatTemplate) -> None:
+    """Raises CheckFailed for an answer that stopped without an end token, or went on behind one. The last token of the longest answer
+    that was allowed may be an end: SGLang then says "length", vLLM "stop"."""
+    ends = [place for place, token in enumerate(answer, 1) if token in template.end_ids]
+    if ends and ends[0] < len(answer):
+        wrong = f"an end token is number {ends[0]} of {len(answer)}"
+    elif not ends and sample.finish_reason == "stop":
+        wrong = f"the last token is {template.decode(answer[-1:], special=True)!r}"
+    else:
+        return
+    raise CheckFailed(
+        f"prompt {sample.id}: finish_reason is {sample.finish_reason!r}, {wrong}; ends are {sorted(template.end_ids)}",
+        hint="eos_token_id in the target's generation_config.json must name the token that ends a turn",
+    )
 
 
 def plain(text: str) -> str:

@@ -78,6 +78,7 @@ class Engine(Protocol):
     served_model: ClassVar[str]
     info_pages: ClassVar[tuple[str, ...]]
     endpoint: ClassVar[str]  # of measure/endpoints.py: where replies have token ids, and acceptance where no counter has it by position
+    float32: ClassVar[bool]  # does it serve models in float32?
     workers: ClassVar[str]  # pattern of the titles of its processes without which it cannot serve
 
     def argv(self, python: Path, launch: Launch, port: int) -> list[str]:

@@ -63,12 +63,14 @@ class Spans:
     """Names that an engine gives to parts of a step in its traces, as patterns.
 
     begin: the one span of a round that counts rounds. verify and draft: what is added up. prefill: a span around steps that are no rounds.
+    unnamed: why a trace may have none of them although the engine was started to name them, and what to do.
     """
 
     begin: str
     verify: str
     draft: str
     prefill: str | None = None
+    unnamed: str = ""
 
 
 @dataclass(frozen=True)
@@ -147,8 +149,7 @@ def split_of_folder(paths: Sequence[Path], spans: Spans) -> Split:
     """The split of the rank with the most rounds. Raises InvalidMeasurement when no trace has any."""
     found = [result for path in paths if (result := split(read_trace(path), spans)) is not None]
     if not found:
-        raise InvalidMeasurement(
-            f"{len(paths)} traces, and no round in any of them",
-            hint="start the server with `serve start RECIPE --trace-dir DIR`, which makes the engine name the parts of a step",
-        )
+        hint = "start the server with `serve start RECIPE --trace-dir DIR`, which makes the engine name the parts of a step"
+        hint = "; ".join(filter(None, (hint, spans.unnamed)))
+        raise InvalidMeasurement(f"{len(paths)} traces, and no round in any of them", hint=hint)
     return max(found, key=lambda result: result.rounds)

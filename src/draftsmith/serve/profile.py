@@ -181,7 +181,10 @@ def traced(subject: Subject, engine: ModuleType, model: str, load: Load, talk: T
         fetch(f"{subject.url}/stop_profile", {}, STOP_TIMEOUT_S)
     new = [path for path in traces(subject.trace_folder) if path not in before]
     talk.say(f"profile: reading {len(new)} traces")
-    return split_of_folder(new, engine.SPANS)
+    try:
+        return split_of_folder(new, engine.SPANS)
+    except InvalidMeasurement as error:  # the round itself was measured all the same
+        return f"{error.message}: {error.hint}"
 
 
 def short(load: Load) -> Load:

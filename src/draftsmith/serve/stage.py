@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 from draftsmith.engines.protocol import Drafting, Launch
@@ -15,11 +16,11 @@ from draftsmith.manifest import atomic_write_json
 from draftsmith.measure.client import Request, run_closed_loop
 from draftsmith.measure.recorder import told_with_replies
 from draftsmith.metrics import Acceptance
+from draftsmith.samples import Sample, read_samples, samples_file
 from draftsmith.serve.settings import ServeSettings
 
 NAME = "serve"
-INPUTS = ("export",)
-QUESTION = "Explain in a few sentences how plants turn sunlight into food."
+INPUTS = ("data", "export")
 SETTLE_S = 5.0  # the last step's counters may come a moment after the answer
 
 
@@ -35,8 +36,9 @@ def run(settings: ServeSettings, job: Job) -> dict[str, Any]:
     launch = Launch("speculative", job.target, job.engine.flags, job.engine.env, drafting, job.trust_remote_code)
     folder = job.folder(NAME)
     folder.mkdir(parents=True, exist_ok=True)
+    question = longest_answered(job.folder("data"))
     with start(engine, python, launch, folder / "engine.log", job.engine.ready_timeout_s, job.talk, "serve") as server:
-        record = examine(server, settings, drafting.depth)
+        record = examine(server, question, settings, drafting.depth)
         stop_started = time.monotonic()
         server.stop()
         record["stop_s"] = round(time.monotonic() - stop_started, 2)
@@ -46,20 +48,25 @@ def run(settings: ServeSettings, job: Job) -> dict[str, Any]:
     return {key: record[key] for key in ("ready_s", "stop_s", "rss_bytes", "acceptance")}
 
 
-def examine(server: Server, settings: ServeSettings, depth: int) -> dict[str, Any]:
+def longest_answered(data: Path) -> Sample:
+    """The held-out sample with the longest answer: traffic that the drafter was made for, and rounds enough to judge it."""
+    return max(read_samples(samples_file(data, "heldout")), key=lambda sample: len(sample.answer_ids))
+
+
+def examine(server: Server, question: Sample, settings: ServeSettings, depth: int) -> dict[str, Any]:
     """Ask for one completion and hold the counters against it; the record for serve.json."""
     server.check_as_planned()
     effective = server.effective()
     models = server.get_json("/v1/models")["data"]
     body = {
         "model": server.engine.served_model,
-        "messages": [{"role": "user", "content": QUESTION}],
+        "messages": question.turns[:-1],
         "max_tokens": settings.output_tokens,
         "temperature": 0,
     }
     reply = server.post_json("/v1/chat/completions", body)
     tokens = int(reply["usage"]["completion_tokens"])
-    told = told_acceptance(server, settings.output_tokens, depth)
+    told = told_acceptance(server, question, settings.output_tokens, depth)
     acceptance, counted = told or (settled_acceptance(server, depth, tokens), tokens)
     judge(acceptance, counted, settings.min_rounds)
     return {
@@ -72,12 +79,12 @@ def examine(server: Server, settings: ServeSettings, depth: int) -> dict[str, An
         "effective": {**effective, "served_model": models[0]["id"], "max_model_len": models[0].get("max_model_len")},
         "acceptance": acceptance.as_dict(),
         "completion_tokens": tokens,
-        "question": QUESTION,
+        "question": question.turns[-2]["content"],
         "reply": reply["choices"][0]["message"]["content"],
     }
 
 
-def told_acceptance(server: Server, max_tokens: int, depth: int) -> tuple[Acceptance, int] | None:
+def told_acceptance(server: Server, question: Sample, max_tokens: int, depth: int) -> tuple[Acceptance, int] | None:
     """(acceptance, tokens) of the same question, as the engine's own endpoint tells them with a reply; None where counters tell.
 
     SGLang's counters hold its warm-up requests, too, so that they would not add up even where they suffice (depth 1).
@@ -85,8 +92,8 @@ def told_acceptance(server: Server, max_tokens: int, depth: int) -> tuple[Accept
     engine = server.engine
     if engine.endpoint == "completions":
         return None
-    question = Request("question", (), max_tokens, text=QUESTION, stream=False)
-    [reply] = run_closed_loop(server.url, engine.served_model, [question], 1, endpoint=engine.endpoint)
+    request = Request(question.id, tuple(map(int, question.prompt_ids)), max_tokens, stream=False)
+    [reply] = run_closed_loop(server.url, engine.served_model, [request], 1, endpoint=engine.endpoint)
     if not reply.ok:
         server.check_alive()
         raise InvalidMeasurement(f"{engine.name} did not answer at /{engine.endpoint}: {reply.error}", hint=f"log: {server.log}")

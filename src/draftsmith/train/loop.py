@@ -86,6 +86,7 @@ def train(run: Run) -> Result:
     clock = Clock(progress.elapsed_s)
     last_saved = last_evaluated = progress.elapsed_s
     loss, heldout = math.nan, evaluate(run, index_V)
+    measured = measured_at(heldout, progress.step)
     run.drafter.train()
 
     def share() -> float:
@@ -106,12 +107,13 @@ def train(run: Run) -> Result:
             progress.tokens += int(batch.valid_BA.sum())
             progress.elapsed_s = clock.stop()
             record_step(run, progress, loss, factor, ttt_steps)
-            detail = f"loss {loss:.3f}, held-out accept_len {heldout.accept_len:.2f}, {progress.tokens / progress.elapsed_s:.0f} tokens/s"
+            detail = f"loss {loss:.3f}, {measured}, {progress.tokens / progress.elapsed_s:.0f} tokens/s"
             run.talk.progress("train", share(), 1.0, time.monotonic() - progress.elapsed_s, detail)
             if share() >= 1:
                 break
             if progress.elapsed_s - last_evaluated > settings.evaluate_every_s:
                 last_evaluated, heldout = progress.elapsed_s, record_evaluation(run, progress, index_V)
+                measured = measured_at(heldout, progress.step)
             if progress.elapsed_s - last_saved > settings.checkpoint_every_s:
                 last_saved = progress.elapsed_s
                 save_checkpoint(run.folder, progress, run.drafter, optimizer)
@@ -122,6 +124,11 @@ def train(run: Run) -> Result:
     save_checkpoint(run.folder, progress, run.drafter, optimizer)
     ended_by = "epochs" if progress.step >= steps_in_all else "budget"
     return Result(progress, ended_by, record_evaluation(run, progress, index_V), loss)
+
+
+def measured_at(heldout: Acceptance, step: int) -> str:
+    """What is shown until the next evaluation, with when it was true."""
+    return f"held-out accept_len {heldout.accept_len:.2f} {f'at step {step}' if step else 'before training'}"
 
 
 class Clock:

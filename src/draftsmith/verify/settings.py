@@ -11,9 +11,9 @@ class VerifySettings(Settings):
     prompts: int = Field(default=24, ge=1, description="held-out prompts, spread evenly over the held-out file")
     output_tokens: int = Field(default=64, ge=2)
     concurrency: int = Field(default=4, ge=1)
-    float32: bool = Field(
-        default=True,
-        description="also a pair of servers in float32, whose answers must be equal; false where the engine has no such kernels",
+    float32: bool | None = Field(
+        default=None,
+        description="also a pair of servers in float32, whose answers must be equal; null: where the engine has kernels for it (not SGLang)",
     )
     near_tie_logits: float = Field(default=0.5, ge=0, description="a divergence below this float32 logit gap is a near-tie of the target")
     near_tie_logits_float32: float = Field(default=1e-3, ge=0, description="the same for the float32 servers")

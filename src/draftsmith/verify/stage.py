@@ -1,8 +1,8 @@
 """verify: is what is served what was trained, is greedy speculation lossless, and is acceptance as predicted?
 
 1. export: ledger of the folder; logits of the exported drafter equal those of the trained one, rounded to the same dtype.
-2. greedy equality: baseline and speculative servers in float32 side by side must agree token by token; the speculative server in
-   the recipe's dtype must agree with the baseline's held-out answers, except at near-ties of the target's logits.
+2. greedy equality: baseline and speculative servers in float32 side by side must agree token by token (where the engine has kernels of
+   that type); the speculative server in the recipe's dtype must agree with the baseline's held-out answers, except at near-ties.
 3. replay: the acceptance walk of the exported drafter over the served tokens against what the server counted, or told with each reply.
 
 Writes verify.json and one JSONL file of raw replies per launch. Raises CheckFailed, after writing verify.json, on any error.
@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from draftsmith.engines.registry import engine_class
 from draftsmith.errors import CheckFailed, EnvironmentFailed, UsageError
 from draftsmith.findings import Finding, errors, worst_first
 from draftsmith.job import Job, Plan
@@ -41,10 +42,16 @@ TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16":
 
 
 def plan(settings: VerifySettings, job: Job) -> Plan:
-    """Three launches: two in float32 side by side, one in the recipe's dtype."""
-    tokens, launches = settings.prompts * settings.output_tokens, 3 if settings.float32 else 1
-    note = "float32 pair side by side, then the recipe's dtype" if settings.float32 else "the recipe's dtype only"
+    """Three launches: two in float32 side by side, one in the recipe's dtype. Or that one alone."""
+    pair = in_float32(settings, job)
+    tokens, launches = settings.prompts * settings.output_tokens, 3 if pair else 1
+    note = "float32 pair side by side, then the recipe's dtype" if pair else "the recipe's dtype only"
     return Plan(launches=launches, bytes=tokens * launches * 16, seconds=30 * launches + tokens / 40, note=note)
+
+
+def in_float32(settings: VerifySettings, job: Job) -> bool:
+    """Is a pair of servers in float32 asked as well? Unless the settings say, where the engine has the kernels."""
+    return engine_class(job.engine.name).float32 if settings.float32 is None else settings.float32
 
 
 @dataclass(frozen=True)
@@ -71,7 +78,7 @@ def run(settings: VerifySettings, job: Job) -> dict[str, Any]:
     if errors(findings):
         finish(job, result, findings)  # serving a wrong drafter would prove nothing
     job.talk.say(f"verify: exported = trained on {result['export']['tokens']} tokens, difference {result['export']['max_abs_logit_diff']}")
-    for dtype in dict.fromkeys(["float32", setup.dtype] if settings.float32 else [setup.dtype]):
+    for dtype in dict.fromkeys(["float32", setup.dtype] if in_float32(settings, job) else [setup.dtype]):
         expected, served = serve_pair(setup, dtype)
         parted = judge(divergences(expected, served.answers, settings.output_tokens), expected, reference, limit(settings, dtype))
         result["lossless"][dtype] = lossless_report(expected, served, parted, settings.output_tokens)

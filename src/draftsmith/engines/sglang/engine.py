@@ -45,6 +45,7 @@ class SGLang:
     name: ClassVar[str] = "sglang"
     served_model: ClassVar[str] = "target"
     endpoint: ClassVar[str] = "generate"
+    float32: ClassVar[bool] = False  # sgl_kernel's rmsnorm has none (0.5.17 on an H200)
     info_pages: ClassVar[tuple[str, ...]] = PAGES
     workers: ClassVar[str] = r"^sglang::"
 

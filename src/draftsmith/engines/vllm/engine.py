@@ -48,6 +48,7 @@ class VLLM:
     name: ClassVar[str] = "vllm"
     served_model: ClassVar[str] = "target"
     endpoint: ClassVar[str] = "completions"
+    float32: ClassVar[bool] = True
     info_pages: ClassVar[tuple[str, ...]] = PAGES
     workers: ClassVar[str] = r"^VLLM::"
 

@@ -15,6 +15,7 @@ SPANS = Spans(
     verify=r"^gpu_model_runner: (forward|postprocess)$",
     draft=r"^gpu_model_runner: draft$",
     prefill=r"^execute_context_[1-9]",
+    unnamed="model runner V2, which many models get on a GPU, names no parts of a step: VLLM_USE_V2_MODEL_RUNNER=0 in engine.env",
 )
 
 

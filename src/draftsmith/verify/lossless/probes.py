@@ -111,8 +111,11 @@ def parsed(text: str) -> Any:
         return None
 
 
-def structured(name: str, bench: Bench, extra: Mapping[str, Any], text_of: Callable[[Document], str]) -> Result:
-    """Ask for SCHEMA about each of PEOPLE; the text must be valid at both servers, and the same as far as the baseline repeats itself."""
+def structured(name: str, bench: Bench, extra: Mapping[str, Any], text_of: Callable[[Document], str], unless: str = "") -> Result:
+    """Ask for SCHEMA about each of PEOPLE; the text must be valid at both servers, and the same as far as the baseline repeats itself.
+
+    unless: what it means when the baseline (or the only server) answers each request without any such text; then it is not offered.
+    """
     prompts = [
         Prompt(f"{name}-{i}", (), name, user(f"Describe {who}: name, age, favourite colour, two tags.")) for i, who in enumerate(PEOPLE)
     ]
@@ -121,6 +124,8 @@ def structured(name: str, bench: Bench, extra: Mapping[str, Any], text_of: Calla
     if refused := refusals(name, "DS704", found):
         return refused
     texts = {side: [text_of(document) for document in documents] for side, documents in found.items()}
+    if unless and not any(texts.get("baseline", texts["speculative"])):
+        return Result(name, "not offered", unless)
     fit = {side: [valid(parsed(text)) for text in said] for side, said in texts.items()}
     numbers = {"valid": {side: sum(good) for side, good in fit.items()}, "asked": len(requests)}
     reference = fit.get("baseline", [True] * len(requests))
@@ -158,7 +163,8 @@ def probe_tools(bench: Bench) -> Result:
     """A call of a named tool."""
     tool = {"type": "function", "function": {"name": "register", "description": "Registers a person.", "parameters": SCHEMA}}
     choice = {"type": "function", "function": {"name": "register"}}
-    return structured("tools", bench, {"tools": [tool], "tool_choice": choice}, arguments_of)
+    ignored = "answered without a call of the tool; SGLang ignores tools unless started with --tool-call-parser"
+    return structured("tools", bench, {"tools": [tool], "tool_choice": choice}, arguments_of, unless=ignored)
 
 
 def arguments_of(document: Document) -> str:
