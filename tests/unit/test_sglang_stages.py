@@ -112,7 +112,7 @@ def started(monkeypatch: pytest.MonkeyPatch, world: Path) -> Any:
 
 
 def test_verify_takes_acceptance_from_the_replies(verify_job: Job, started: Any) -> None:  # noqa: F811
-    summary = stage.run(VERIFY, verify_job)
+    summary = stage.run(VERIFY.model_copy(update={"float32": True}), verify_job)
     assert summary["gap"] == 0.0 and summary["served_accept_len"] > 1
     assert summary["lossless"]["float32"]["identical"] == summary["lossless"]["bfloat16"]["identical"] == VERIFY.prompts
     assert all(body["sampling_params"]["temperature"] == 0 and not body["stream"] for seen in started.seen for body in seen)
@@ -126,9 +126,11 @@ def test_verify_of_a_server_whose_replies_tell_other_rounds_fails(verify_job: Jo
 
 
 def test_verify_without_float32_kernels_compares_the_recipes_dtype_only(verify_job: Job, started: Any) -> None:  # noqa: F811
-    summary = stage.run(VERIFY.model_copy(update={"float32": False}), verify_job)
+    sglang = replace(verify_job, engine=verify_job.engine.model_copy(update={"name": "sglang==0.5.17"}))
+    summary = stage.run(VERIFY, sglang)
     assert list(summary["lossless"]) == ["bfloat16"] and len(started.seen) == 1
-    assert stage.plan(VERIFY.model_copy(update={"float32": False}), verify_job).launches == 1
+    assert stage.plan(VERIFY, sglang).launches == 1 and stage.plan(VERIFY, verify_job).launches == 3
+    assert stage.plan(VERIFY.model_copy(update={"float32": True}), sglang).launches == 3
 
 
 def start(group: Sequence[Planned]) -> Any:

@@ -13,7 +13,7 @@ class VerifySettings(Settings):
     concurrency: int = Field(default=4, ge=1)
     float32: bool | None = Field(
         default=None,
-        description="also a pair of servers in float32, whose answers must be equal; null: where the engine has kernels for it (not SGLang)",
+        description="also a pair of servers in float32, whose answers must be equal; null: as far as the engine can (not SGLang)",
     )
     near_tie_logits: float = Field(default=0.5, ge=0, description="a divergence below this float32 logit gap is a near-tie of the target")
     near_tie_logits_float32: float = Field(default=1e-3, ge=0, description="the same for the float32 servers")
