@@ -35,7 +35,7 @@ def test_times_are_those_of_the_server_and_a_launch_that_dies_takes_no_other_wit
     assert dead["launch"] == 1 and "as asked" in dead["died"]
     rows = read_jsonl(tmp_path / WAVES)
     order = [(row["launch"], row["concurrency"]) for row in rows if row["phase"] == "cell"]
-    assert order == [(0, 1), (0, 4), (2, 1), (2, 4), (2, 4), (2, 1), (0, 4), (0, 1)]
+    assert order == [(0, 1), (2, 1), (0, 4), (2, 4), (2, 4), (0, 4), (2, 1), (0, 1)]
     for launch, depth in ((0, 0), (2, 3)):
         for concurrency in (1, 4):
             cells = [r for r in rows if (r["launch"], r["concurrency"], r["phase"]) == (launch, concurrency, "cell")]

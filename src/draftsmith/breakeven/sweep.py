@@ -1,8 +1,8 @@
 """Measures servers that are up, side by side and one at a time: T_ar and T_round over concurrency, wave by wave, into waves.jsonl.
 
-The launches of a plan start together (an idle server must not use the GPU or the cores: SGLang's --sleep-on-idle) and are visited in
-turns, forwards and backwards, so that a drift of the machine hits all of them alike. Every wave is written when it ends; a sweep that is
-out of time stops between two cells and keeps what it has.
+The launches of a plan start together (an idle server must not use the GPU or the cores: SGLang's --sleep-on-idle). At each concurrency
+they are measured one right after the other, and all of it twice, forwards and backwards: what disturbs the machine for half a minute hits
+a round and the step it is divided by alike. Every wave is written when it ends; a sweep that is out of time stops between two cells.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ class Planned:
 class Waves:
     """The load. Every request has `prompt_tokens` random ids below `vocab_size` and decodes exactly `tokens`.
 
-    A launch is visited `passes` times; a visit measures `waves` waves of each concurrency, after a short one that warms up.
+    Each concurrency of a launch is visited `passes` times; a visit measures `waves` waves after a short one that warms up.
     """
 
     vocab_size: int
@@ -87,21 +88,16 @@ class Sweep:
         return all(self.one_pass(servers, number) for number in range(self.load.passes))
 
     def one_pass(self, servers: Sequence[tuple[Planned, Server]], number: int) -> bool:
-        """A visit of every launch, in reverse order every other time. False when time ran out."""
-        for planned, server in servers if number % 2 == 0 else servers[::-1]:
-            if not self.visit(planned, server, number):
-                self.talk.say(f"out of time in pass {number + 1}, launch {planned.index}")
-                return False
-        return True
-
-    def visit(self, planned: Planned, server: Server, number: int) -> bool:
-        """Canary and every cell of one launch. False when time ran out; a server that dies is left out from then on."""
-        order = planned.concurrency if number % 2 == 0 else planned.concurrency[::-1]
-        for concurrency in (0, *order):  # 0: the canary
+        """The canary of every launch, then every concurrency at all launches in a row; backwards every other time. False when time ran out,
+        a server that dies is left out from then on."""
+        onwards = -1 if number % 2 else 1
+        order = list(dict.fromkeys(c for planned, _ in servers for c in planned.concurrency))[::onwards]
+        for concurrency, (planned, server) in product((0, *order), servers[::onwards]):  # 0: the canary
+            if planned.index in self.dead or concurrency not in (0, *planned.concurrency):
+                continue
             if time.monotonic() > self.deadline:
+                self.talk.say(f"out of time in pass {number + 1}, concurrency {concurrency}, launch {planned.index}")
                 return False
-            if planned.index in self.dead:
-                return True
             if concurrency:
                 self.cell(planned, server, number, concurrency)
             else:
