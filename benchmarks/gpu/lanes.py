@@ -5,8 +5,7 @@
 One word for each GPU: the parts of its lane, joined by +. What does not fit the seconds that are left is not begun, so that the call ends
 in time; a part is stopped at its own limit or at the call's. `OUT/NAME.tar.gz` of every part comes back, also of one that was stopped.
 
-A part that the host bounds (smollm2-*) belongs to --first, alone on the machine: lanes share what cores have in common, and a busy one was
-seen to make such a part half as slow again.
+A part that the host bounds (smollm2-*) belongs to --first, alone on the machine: lanes share what cores have in common.
 """
 
 from __future__ import annotations

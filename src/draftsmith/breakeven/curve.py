@@ -14,6 +14,7 @@ WIDTH, HEIGHT = 720, 340
 LEFT, RIGHT, TOP, BOTTOM = 46, 216, 14, 40
 SHADES = (100, 82, 66, 52, 40, 30, 22, 16)  # per cent of the series' colour, from the first line on
 GAP = 13  # between two labels
+NUMBER = 22  # what a concurrency takes below the plot
 LABEL = 33  # characters of one
 LONGEST = 20  # characters of a name that fit beside the plot
 
@@ -59,10 +60,19 @@ def axes(concurrency: Sequence[int], top: int, x: Any, y: Any) -> str:
         weight = 1.6 if length == 1 else 0.8
         parts.append(f'<path d="M{LEFT} {y(length):.1f}H{WIDTH - RIGHT}" stroke="var(--rule)" stroke-width="{weight}"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{y(length) + 4:.1f}" text-anchor="end" fill="var(--muted)">{length}</text>')
-    for c in concurrency:
+    for c in apart(concurrency, x):
         parts.append(f'<text x="{x(c):.1f}" y="{HEIGHT - BOTTOM + 17}" text-anchor="middle" fill="var(--muted)">{c}</text>')
     parts.append(f'<text x="{LEFT}" y="{HEIGHT - 6}" fill="var(--muted)">requests at a time</text>')
     return "\n".join(parts)
+
+
+def apart(concurrency: Sequence[int], x: Any) -> list[int]:
+    """Those of the numbers below the plot that do not run into a larger one; the smallest and the largest always."""
+    kept = [concurrency[-1]]
+    for c in reversed(concurrency[1:-1]):
+        if min(x(kept[-1]) - x(c), x(c) - x(concurrency[0])) >= NUMBER:
+            kept.append(c)
+    return sorted({*kept, concurrency[0]})
 
 
 def series(points: Sequence[Mapping[str, Any]], colour: str, x: Any, y: Any) -> list[str]:
