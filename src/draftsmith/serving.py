@@ -161,13 +161,24 @@ def show_logs(args: argparse.Namespace) -> Answer:
 
 
 def stop_server(args: argparse.Namespace) -> Answer:
-    from draftsmith.errors import UsageError
+    from draftsmith.errors import DraftsmithError, EnvironmentFailed, UsageError
     from draftsmith.serve import records, service
 
-    known = [record.name for record in records.all_records()]
+    known = records.names()
     if bool(args.name) == args.all:
         raise UsageError("name one server, or give --all", hint=f"known: {', '.join(known) or 'none'}")
-    done = [service.stop(name) for name in ([args.name] if args.name else known)]
+    done: list[dict[str, Any]] = []
+    failed: list[DraftsmithError] = []
+    for name in [args.name] if args.name else known:
+        try:
+            done.append(service.stop(name))
+        except DraftsmithError as error:  # a damaged record must not keep the others running
+            if args.name:
+                raise
+            failed.append(error)
+    if failed:
+        others = f"; the others: {', '.join(row['said'] for row in done) or 'none'}"
+        raise EnvironmentFailed("; ".join(error.message for error in failed) + others, hint=failed[0].hint)
     return {"servers": done}, "\n".join(row["said"] for row in done) or "no servers", UNWELL if any(row["runs"] for row in done) else 0
 
 

@@ -68,8 +68,11 @@ def test_eagle3_that_a_format_cannot_say(
     assert document["error"]["kind"] == "Refused" and "cannot become" in document["error"]["message"]
 
 
+FULL, SLIDING = ["full_attention"] * 2, ["sliding_attention"] * 2
 BLOCK_CASES = [
-    ({"is_causal": True}, "sglang", "sglang==0.5.17", "SGLang 0.5.17 does not read it"),
+    ({"is_causal": True, "layer_types": ...}, "sglang", "sglang==0.5.17", "SGLang 0.5.17 does not read it there"),
+    ({"is_causal": True, "layer_types": FULL}, "sglang", "sglang==0.5.16", "SGLang 0.5.16 does not read it there"),
+    ({"is_causal": False, "layer_types": SLIDING, "sliding_window": 64}, "sglang", "sglang==0.5.17", "does not read it there"),
     ({"is_causal": True}, "speculators", "vllm==0.32.0", "always look both ways"),
     (
         {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 64},
@@ -98,6 +101,15 @@ def test_dflash_that_a_format_cannot_say(
     code, _, document = attempt(source, to, capsys, "--engine", engine)
     refused = [entry["reason"] for entry in document["ledger"] if entry["action"] == "impossible"]
     assert code == 4 and any(reason in text for text in refused), refused
+
+
+def test_0_5_17_reads_causality_of_full_layers_that_are_named(tmp_path: Path) -> None:
+    """models/dflash.py of that release; sliding layers always look back there."""
+    source = change(folders.zlab_dflash(tmp_path / "source"), is_causal=True, layer_types=FULL)
+    words = ["convert", str(source), "--to", "sglang", "-o", str(tmp_path / "result"), "--engine", "sglang==0.5.17"]
+    assert cli.main(words) == 0
+    written = json.loads((tmp_path / "result" / "config.json").read_text())
+    assert written["is_causal"] is True and written["layer_types"] == FULL
 
 
 def test_a_reduced_dflash_has_no_place_outside_vllm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

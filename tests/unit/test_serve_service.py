@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from draftsmith import cli
 from draftsmith.engines import registry
 from draftsmith.engines.protocol import Launch
 from draftsmith.errors import CheckFailed, EnvironmentFailed, UsageError
@@ -129,6 +130,16 @@ def test_a_pid_that_another_process_has_now_is_not_ours() -> None:
             assert not found.alive() and state.status(found)["state"] == "stopped"
             assert service.stop("one")["stopped"] == 0 and alive(stranger.pid)
         stranger.kill()
+
+
+def test_a_damaged_record_keeps_no_other_server_running(capsys: pytest.CaptureFixture[str]) -> None:
+    record = service.start(plan(), QUIET)
+    records.record_path("broken").write_text("{")
+    assert cli.main(["serve", "stop", "--all"]) == 4
+    told = capsys.readouterr().err
+    assert "broken.json" in told and "one: stopped" in told and not record.alive()
+    assert cli.main(["serve", "stop", "one"]) == 0  # another one's record is not read
+    records.record_path("broken").unlink()
 
 
 def test_stop_finds_what_a_killed_supervisor_left_behind() -> None:

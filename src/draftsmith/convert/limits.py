@@ -10,6 +10,7 @@ from draftsmith.convert.drafter import Asked, Drafter
 from draftsmith.convert.ledger import Ledger
 
 IS_CAUSAL_SINCE = Version("0.5.18")  # SGLang's DFlash: before, full layers look both ways and sliding layers back, whatever the config says
+IS_CAUSAL_OF_FULL = Version("0.5.17")  # but this one already reads it for the full layers of a config that has layer_types
 ANCHOR_SINCE = Version("0.5.19")  # SGLang's DSpark: before, the anchor is always sampled
 SLIDING = "sliding_attention"
 # what SpecForge notes about a DSpark and no engine needs to be told
@@ -94,8 +95,9 @@ def block_limits(drafter: Drafter, asked: Asked) -> Iterator[tuple[str, str]]:
                 "vLLM reads one causality for all layers of a speculators folder; these full layers look both ways, the sliding ones back",
             )
     elif asked.format == "sglang" and (full, sliding) != (False, True) and asked.version < IS_CAUSAL_SINCE:
-        if any((kind == SLIDING and not sliding) or (kind != SLIDING and full) for kind in kinds):
-            yield "is_causal", f"SGLang {asked.version} does not read it; {IS_CAUSAL_SINCE} does"
+        unread = full and not (asked.version >= IS_CAUSAL_OF_FULL and drafter.value("layer_types"))
+        if any((kind == SLIDING and not sliding) or (kind != SLIDING and unread) for kind in kinds):
+            yield "is_causal", f"SGLang {asked.version} does not read it there; {IS_CAUSAL_SINCE} does"
     elif len(wanted) == 2 and (full, sliding) != (False, True):
         yield "is_causal", "one value for all layers is all that the format can say"
 

@@ -93,10 +93,14 @@ def read(name: str) -> Record | None:
         return record
 
 
+def names() -> list[str]:
+    """Of every recorded server, in order; its record may be damaged."""
+    return sorted(path.stem for path in folder().glob("*.json")) if folder().exists() else []
+
+
 def all_records() -> list[Record]:
     """Every recorded server, by name."""
-    paths = sorted(folder().glob("*.json")) if folder().exists() else []
-    return [record for path in paths if (record := read(path.stem)) is not None]
+    return [record for name in names() if (record := read(name)) is not None]
 
 
 def named(name: str | None) -> list[Record]:
