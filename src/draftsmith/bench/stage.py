@@ -22,6 +22,7 @@ from draftsmith.measure.gpus import gpu_reader
 from draftsmith.measure.launching import engine_starter
 from draftsmith.measure.live import Live
 from draftsmith.measure.protocol import How, Starter, run_launches
+from draftsmith.measure.rates import rates
 from draftsmith.measure.recorder import Watch
 from draftsmith.measure.sensors import Limits, Sensors
 from draftsmith.measure.sleeping import switch_for, taking_turns
@@ -30,17 +31,17 @@ from draftsmith.measure.statistics import num_pairs
 NAME = "bench"
 INPUTS = ("breakeven", "data", "export", "verify", "serve")
 LAUNCH_S = 28.0  # seen on two CPU cores with a 135 M target
-BASELINE_TOK_S = {1: 32.0, 8: 190.0}  # the same, for the estimate only
 
 
 def plan(settings: BenchSettings, job: Job) -> Plan:
     """Launches and time; with pairs_max the most there can be."""
     launches = settings.noise_launches + 2 * settings.last_pair
-    tokens_s = sum(n * sum(settings.lengths) / BASELINE_TOK_S.get(c, 32.0 * min(c, 6)) for c, n, _ in settings.shapes())
+    known = rates(job.folder("breakeven"))
+    tokens_s = sum(n * sum(settings.lengths) / known.at(c) for c, n, _ in settings.shapes())
     tokens_s += sum(load.requests / (load.rate or 1.0) for load in settings.loads)
     most = f"{settings.pairs} to {settings.last_pair}" if settings.last_pair > settings.pairs else str(settings.pairs)
     noise = f" after {settings.noise_launches} of the noise floor" if settings.noise_launches else ""
-    return Plan(launches=launches, seconds=launches * (LAUNCH_S + tokens_s), note=f"{most} pairs in turned order{noise}")
+    return Plan(launches=launches, seconds=launches * (LAUNCH_S + tokens_s), note=f"{most} pairs in turned order{noise}; {known.source}")
 
 
 def after_pair(folder: Path, context: Context, live: Live, talk: Talk) -> Callable[[int], str]:

@@ -30,6 +30,7 @@ from draftsmith.errors import EnvironmentFailed
 from draftsmith.job import Job, Plan
 from draftsmith.manifest import append_jsonl, atomic_write_text, read_jsonl
 from draftsmith.measure.client import Request
+from draftsmith.measure.rates import rates
 from draftsmith.samples import Sample, samples_file, write_samples
 
 NAME = "data"
@@ -49,13 +50,15 @@ def plan(settings: DataSettings, job: Job) -> Plan:
     mix, engines = Mix.of(settings), len(settings.replica_env)
     choose_written(mix, settings.hold_out, settings.seed, settings.categories)  # raises when the templates do not give so many
     prompts = settings.written + settings.synthesised + settings.heldout
-    rate = ASSUMED_TOK_S * engines
+    known = rates(job.folder("breakeven"))
+    rate = (known.at(settings.concurrency) if known.measured else ASSUMED_TOK_S) * engines
     asking_s = prompts * 0.9 * settings.max_answer_tokens / rate
     if settings.budget_s is not None:
         asking_s = min(asking_s, settings.budget_s)
     synthesis_s = 1.25 * mix.synthesised * settings.synthesis_max_tokens / 2 / rate
     size = int(prompts * (ASSUMED_PROMPT_TOKENS + settings.max_answer_tokens) * BYTES_PER_TOKEN)
-    note = f"{prompts} prompts at {rate:.0f} tok/s, the rate of {engines} CPU engine{'s' if engines > 1 else ''} with a 135 M target"
+    whose = "measured by break-even" if known.measured else "with a 135 M target on CPU"
+    note = f"{prompts} prompts at {rate:.0f} tok/s, the rate of {engines} engine{'s' if engines > 1 else ''} {whose}"
     return Plan(launches=engines, bytes=size, seconds=ASSUMED_READY_S + synthesis_s + asking_s, note=note)
 
 
