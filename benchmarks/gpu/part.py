@@ -63,7 +63,7 @@ TP = "{python} benchmarks/gpu/tensor_parallel.py --kit {kit} --out {work} --budg
 MODES, TRAINED = "{python} benchmarks/gpu/modes.py", "--trained {kit}/trained --kit {kit} --out {work}"
 TESTS = "env OUT={work} bash benchmarks/gpu/tests.sh {kit} '' -k"
 PARTS = {
-    "road": Part("recipes/smollm2-h200-sglang.yaml, check to report; give it again until it says done", ROAD, 565, 900),
+    "road": Part("recipes/smollm2-h200-sglang.yaml, check to report; give it again until it says done", ROAD, 565, 600),
     "train": Part("capture and train on the GPU against the CPU", "{python} -m pytest -q tests/gpu/test_training_gpu.py", 120, 13),
     "sets": Part("bench whose arms swap two GPUs from pair to pair", f"{MODES} sets {TRAINED}", 420, 207, gpus=2),
     "sleep": Part("bench with a server an arm that sleeps", f"{MODES} sleep {TRAINED}", 330, 213),
@@ -71,14 +71,16 @@ PARTS = {
     "wiring": Part("tests/gpu of verify wiring", f"{TESTS} 'test_wiring_gpu and sglang'", 400, 205),
     "kills": Part("tests/gpu: a killed worker, a port taken late", f"{TESTS} 'sglang and (after_the_check or killed_worker)'", 240, 67),
     "serve": Part("all tests/gpu of SGLang", f"{TESTS} sglang", 560, 500),
-    "smollm2-1": Part("SmolLM2, real weights: baseline, depths 1 to 5 and 7, probes of C = 64", breakeven("smollm2", "1"), 400, 251),
-    "smollm2-2": Part("SmolLM2: depth 6, dummy weights, all accepted, 64 graphs, a tree", breakeven("smollm2", "2"), 400, 105),
+    "smollm2-1": Part("SmolLM2, real weights: baseline, depths 1 to 5 and 7, probes of C = 64", breakeven("smollm2", "1"), 400, 244),
+    "smollm2-2": Part("SmolLM2: depth 6, dummy weights, all accepted, 64 graphs, a tree", breakeven("smollm2", "2"), 400, 126),
     "dense-2": Part("Qwen3-8B's shape: second launches, DFlash blocks of 8 and 16", breakeven("dense", "2"), 330, 168),
     "moe-1": Part("Qwen3-30B-A3B's shape: baseline, depth 3", breakeven("moe", "1"), 400, 162),
     "moe-2": Part("the same: depth 1, a second baseline", breakeven("moe", "2"), 400, 143),
     "moe-3": Part("the same with the routing of random weights", breakeven("moe", "3"), 360, 270),
     "kimi-1": Part("Kimi K2's shape, 6 layers, 384 experts: baseline, depth 3", breakeven("kimi", "1"), 400, 100),
     "kimi-2": Part("the same: depths 1 and 7", breakeven("kimi", "2"), 400, 107),
+    "vllm-serve": Part("tests/gpu of vLLM: servers, their deaths, profile", f"{TESTS} 'vllm and test_serve'", 400, 169, kit="vllm"),
+    "vllm-wiring": Part("tests/gpu of vLLM: verify wiring", f"{TESTS} 'vllm and test_wiring'", 400, 205, kit="vllm"),
     "vllm": Part("break-even on vLLM, acceptance forced", VLLM, 560, 420, kit="vllm"),
     "tp-probe": Part("all-reduce in every arm", f"{TP} probe", 300, 200, gpus=2),
     "tp-links": Part(
