@@ -167,6 +167,20 @@ def test_too_few_valid_launches(job: Job) -> None:
     assert re.search(r"\| C=1 \| 31\.\d \| absent \| absent \| absent \| absent \| absent \| 1\.28 \| inconclusive \|", short)
 
 
+def test_a_run_without_a_pair_in_float32_shows_the_dtype_that_is_there(job: Job) -> None:
+    """As SGLang's runs are: it has no kernels for it."""
+
+    def change(content: dict[str, Any]) -> None:
+        content["lossless"].pop("float32")
+        content["replay"].pop("float32", None)
+
+    edit(job, "verify/verify.json", change)
+    html, short, content = made(job)
+    Page(html)
+    assert "| bfloat16 |" in short and "| float32 |" not in short
+    assert [row["dtype"] for row in content["verify"]["lossless"]] == ["bfloat16"]
+
+
 def test_text_from_outside_stays_text(job: Job) -> None:
     edit(job, "bench/summary.json", lambda s: s.update(verdict_sentence=HOSTILE))
     edit(job, "bench/summary.json", lambda s: s["invalid"].append({"launch": 1, "reason": HOSTILE}))
