@@ -15,7 +15,7 @@ import pytest
 from test_costmodel_published import reproduce
 
 from draftsmith import cli
-from draftsmith.breakeven.surface import timed
+from draftsmith.breakeven.surface import Timed, timed
 from draftsmith.measure.collectives import AllReduce
 from draftsmith.measure.costmodel import fit_cost_model
 from draftsmith.measure.costmodel_terms import Shape, expert_union
@@ -144,7 +144,7 @@ def test_what_the_stream_does_to_a_step() -> None:
 def test_the_share_of_slow_waves() -> None:
     """Of the machine that ran nothing else, beside a part that the GPU bounds, beside busy ones: by the least of all three."""
     files = [SMALL / name for name in ("waves.jsonl.gz", "earlier/waves.jsonl.gz", "set-aside/waves.jsonl.gz")]
-    measured = [timed([json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]) for path in files]
+    measured = [cells_in(path) for path in files]
     least = {place: min(min(cells[place].waves) for cells in measured if place in cells) for cells in measured for place in cells}
     waves = [[wave / least[place] for place, cell in cells.items() for wave in cell.waves] for cells in measured]
     alone, quiet, busy = (f"{100 * sum(ratio > 1.25 for ratio in ratios) / len(ratios):.0f} %" for ratios in waves)
@@ -162,9 +162,14 @@ def test_the_examples_of_the_guide() -> None:
         assert re.sub(r"  +", " ", f"| {' | '.join(fields)} |") in re.sub(r"  +", " ", guide), name
 
 
+def cells_in(path: Path) -> dict[tuple[str, int], Timed]:
+    """Of packed waves."""
+    return timed([json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()])
+
+
 def mean_and_least(kind: str, than: str) -> list[tuple[float, float]]:
     """Least and largest of how much longer one kind takes than another, %, over concurrencies: by the means, and by the least waves."""
-    cells = timed([json.loads(line) for line in gzip.decompress((SMALL / "waves.jsonl.gz").read_bytes()).splitlines()])
+    cells = cells_in(SMALL / "waves.jsonl.gz")
     places = [c for name, c in cells if name == kind]
     ratios = (
         [cells[kind, c].seconds / cells[than, c].seconds for c in places],

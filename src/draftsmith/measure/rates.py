@@ -7,20 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-SEEN_TOK_S = {1: 32.0, 8: 190.0}  # vLLM's CPU build on two cores, a target of 135 M parameters
+SEEN_TOK_S = {**{c: 32.0 * c for c in range(1, 7)}, 8: 190.0}  # vLLM's CPU build on two cores, a target of 135 M parameters
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Output tokens a second of the baseline by concurrency. source: for the note of an estimate."""
+    """Output tokens a second of the baseline by concurrency. measured: of this machine, by break-even."""
 
     by_concurrency: Mapping[int, float]
-    source: str
+    measured: bool
 
     @property
-    def measured(self) -> bool:
-        """Are they of this machine?"""
-        return self.source == MEASURED
+    def source(self) -> str:
+        """For the note of an estimate."""
+        return "rates as break-even measured them" if self.measured else "the rates of two CPU cores with a 135 M target"
 
     def at(self, concurrency: int) -> float:
         """tok/s at the nearest concurrency below (else the smallest) that is known; more requests than known count as no faster."""
@@ -28,8 +28,7 @@ class Rates:
         return self.by_concurrency[max(known)]
 
 
-MEASURED = "rates as break-even measured them"
-ASSUMED = Rates(SEEN_TOK_S, "the rates of two CPU cores with a 135 M target")
+ASSUMED = Rates(SEEN_TOK_S, measured=False)
 
 
 def rates(breakeven: Path) -> Rates:
@@ -39,4 +38,4 @@ def rates(breakeven: Path) -> Rates:
         found = {int(c): int(c) / float(step["value"]) for c, step in steps.items()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, ZeroDivisionError):
         return ASSUMED
-    return Rates(found, MEASURED) if found else ASSUMED
+    return Rates(found, measured=True) if found else ASSUMED

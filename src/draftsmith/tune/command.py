@@ -14,6 +14,7 @@ from draftsmith.manifest import atomic_write_json, read_json, read_jsonl
 from draftsmith.measure.gpus import gpu_reader
 from draftsmith.measure.launching import engine_starter
 from draftsmith.measure.protocol import LAUNCHES
+from draftsmith.measure.rates import rates
 from draftsmith.measure.recorder import Watch
 from draftsmith.measure.sensors import Sensors
 from draftsmith.tune.candidates import Candidate, Drafter, candidates_for, read_drafter
@@ -26,7 +27,7 @@ from draftsmith.tune.run import measure
 from draftsmith.tune.settings import TuneSettings
 
 NAME, RESULT = "tune", "tune.json"
-LAUNCH_S, TOK_S = 28.0, 32.0  # seen on two CPU cores with a 135 M target; only for an estimate without any launch to go by
+LAUNCH_S = 28.0  # seen on two CPU cores with a 135 M target; only for an estimate without any launch to go by
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,8 @@ def plan(subject: Subject, settings: TuneSettings) -> Plan:
     schedule = 4 if places > 1 and settings.check_schedule == "auto" else 0
     launches = probes + screened + confirmed + schedule
     seen = [row for stage in (NAME, "bench") for row in read_jsonl(job.folder(stage) / LAUNCHES) if row.get("measured_s")]
-    each = LAUNCH_S + sum(n * settings.output_tokens / (TOK_S * min(c, 6)) for c, n, _ in settings.shapes())
+    known = rates(job.folder("breakeven"))
+    each = LAUNCH_S + sum(n * settings.output_tokens / known.at(c) for c, n, _ in settings.shapes())
     if seen:
         each = sum(row["measured_s"] + (row.get("ready_s") or 0.0) for row in seen) / len(seen)
     note = f"at most: {probes} probes, {screened} to screen, {confirmed} to confirm, {schedule} for the schedule; nothing was done"
